@@ -25,6 +25,10 @@ SEED = int(os.environ.get("SANDYARD_SEED", secrets.randbelow(1 << 32)))
 WORKERS = 4
 MAX_SANDBOXES = 10
 """Maximum number of sandboxes at a time."""
+BUSY = 3
+"""Number of running sandboxes with a command that must exist before a kill: creating one may take longer than the time until the kill."""
+MAX_DELAY_S = {"namespace": 0.4, "gvisor": 3.0}
+"""Maximum time from then until the kill, in which most operations end."""
 
 MARK = "/home/user/mark"
 HEARTBEAT = "/home/user/beat"
@@ -58,6 +62,16 @@ class LoadGenerator:
         for thread in threads:
             thread.start()
         return threads
+
+    def wait_until_busy(self) -> None:
+        deadline = time.monotonic() + 120
+        while not self.errors and self._count_busy() < BUSY:
+            assert time.monotonic() < deadline, f"fewer than {BUSY} sandboxes run a command after 120 s"
+            time.sleep(0.02)
+
+    def _count_busy(self) -> int:
+        with self.lock:
+            return sum(bool(known.pid) and known.possible_states == {"running"} for known in self.expected.values())
 
     def _work(self, seed: int) -> None:
         rng = random.Random(seed)
@@ -215,8 +229,11 @@ def test_engine_crashes_lose_no_sandbox_and_leave_nothing_behind(
     try:
         for crash in range(crashes):
             threads = load.run()
-            time.sleep(rng.uniform(0, 0.4))
-            load.stop.set()
+            try:
+                load.wait_until_busy()
+                time.sleep(rng.uniform(0, MAX_DELAY_S[isolation]))
+            finally:
+                load.stop.set()
             engine.kill()
             for thread in threads:
                 thread.join()

@@ -14,7 +14,10 @@ import pytest_asyncio
 from tests.conformance import tiny
 from tests.conformance.harness import DriverHarness, list_kinds
 
-OWN_FILES = {"namespace-plain": {"test_copies.py", "test_limits.py"}, "fake": {"test_lifecycle.py"}}
+OWN_FILES = {
+    "namespace-plain": {"test_copies.py", "test_limits.py"},
+    "fake": {"test_lifecycle.py", "test_unreachable.py"},
+}
 """The files that these drivers run in `make test`. The store of plain directories copies and counts in its own way."""
 
 

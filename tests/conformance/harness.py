@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from sandyard.engine.contract import Condition, Driver, Handle, Isolation, Layers, Limits, Mount, NetworkPolicy, Spec
+from sandyard.engine.contract import (
+    Condition,
+    Driver,
+    FileOwner,
+    Handle,
+    Isolation,
+    Layers,
+    Limits,
+    Mount,
+    NetworkPolicy,
+    Spec,
+)
 from sandyard.engine.drivers.gvisor.runtime import GvisorRuntime
+from sandyard.engine.drivers.layer_names import IMAGE, LayerLocation
 from sandyard.engine.drivers.machine.driver import MachineDriver
 from sandyard.engine.drivers.machine.machine import DriverOptions
 from sandyard.engine.drivers.machine.net import Network, NetworkSettings
@@ -23,6 +35,7 @@ from tests.conformance.guest_agent import GuestAgent
 ROOT_KINDS = ("namespace", "namespace-plain", "gvisor", "fake")
 USER_KINDS = ("namespace-rootless",)
 
+IMAGES = "images"
 DEFAULT_LIMITS = Limits()
 
 
@@ -38,7 +51,10 @@ def make_driver(kind: str, data_dir: Path, layers: Layers, **options: Any) -> Dr
     store: Literal["auto", "plain"] = "plain" if kind == "namespace-plain" else "auto"
     network = _make_network if kind == "gvisor" else None
     roots = [Path(layer).parent for layer in layers]
-    return make_machine_driver(data_dir, layer_roots=roots, store=store, network=network, **options)
+    locations = {IMAGE: LayerLocation(data_dir / IMAGES, "fs")}
+    return make_machine_driver(
+        data_dir, layer_roots=roots, layer_locations=locations, store=store, network=network, **options
+    )
 
 
 def _make_network(instance: str, state: Path) -> Network:
@@ -59,6 +75,11 @@ class DriverHarness:
         self.driver: Driver
         self._drivers: list[Driver] = []
         self._count = 0
+
+    @property
+    def images_dir(self) -> Path:
+        """The folder in which the driver finds layers of images."""
+        return self.data_dir / IMAGES
 
     @property
     def isolation(self) -> Isolation:
@@ -126,6 +147,23 @@ class DriverHarness:
 
     def agent(self, handle: Handle) -> GuestAgent:
         return GuestAgent(self.driver, handle)
+
+    async def read_volume(self, volume: str, path: str) -> str:
+        """Return the content of a text file in a volume."""
+        reader = await self.driver.get_volume_files(volume).open(path)
+        try:
+            return (await reader.read(1 << 20)).decode()
+        finally:
+            await reader.close()
+
+    async def write_volume(self, volume: str, path: str, text: str) -> None:
+        """Write a text file in a volume, as root."""
+
+        async def iterate_chunks() -> AsyncIterator[bytes]:
+            yield text.encode()
+
+        files = self.driver.get_volume_files(volume)
+        await files.write(path, iterate_chunks(), FileOwner(0, 0), force=True)
 
     def traces(self, name: str) -> list[str]:
         """List what exists on the machine under the name of a sandbox or snapshot. Nothing else of the driver is named

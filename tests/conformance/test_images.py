@@ -39,7 +39,7 @@ async def test_a_sandbox_runs_from_an_image(harness: DriverHarness, tmp_path: Pa
         pytest.skip("the fake driver has no root file systems")
     layout = Layout(tmp_path / "oci")
     layout.tag(layout.image([rootfs(*LOWER), UPPER], {"Env": ["PATH=/bin"], "User": "node"}))
-    images = Images(tmp_path / "images", Options(dirs=(tmp_path,), reserve_bytes=0))
+    images = Images(harness.images_dir, Options(dirs=(tmp_path,), reserve_bytes=0))
     images.prepare()
     image = await images.resolve(f"oci:{layout.path}", None, lambda _: None)
     assert image.user == "node"

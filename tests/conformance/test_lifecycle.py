@@ -134,6 +134,18 @@ async def test_wait_for_exit_returns_when_the_sandbox_ends(harness: DriverHarnes
     assert await asyncio.wait_for(again, 10)
 
 
+async def test_wait_for_exit_returns_at_once_if_the_sandbox_has_ended(harness: DriverHarness) -> None:
+    stopped = await harness.driver.stop((await harness.create())[0])
+    assert await asyncio.wait_for(harness.driver.wait_for_exit(stopped), 10)
+
+
+async def test_the_driver_reports_what_is_left_for_new_sandboxes(harness: DriverHarness) -> None:
+    room = harness.driver.get_room()
+    assert room.full is None and room.disk
+    assert room.memory_available is None or room.memory_available > 1 << 20
+    assert room.disk_free is None or room.disk_free > 1 << 20
+
+
 async def test_stats_report_usage_and_limits(harness: DriverHarness) -> None:
     handle, agent = await harness.create()
     before = await harness.driver.stats(handle)

@@ -13,7 +13,9 @@ from dataclasses import asdict
 
 import pytest
 
-from sandyard.engine.contract import Condition, Handle
+from sandyard.engine.contract import Condition, Handle, Layers
+from sandyard.engine.drivers.fake.driver import FakeDriver
+from sandyard.engine.drivers.machine.driver import MachineDriver
 from tests.conformance.harness import DriverHarness, from_json
 
 
@@ -84,6 +86,40 @@ async def test_open_removes_sandboxes_and_snapshots_that_are_not_listed(harness:
     assert await harness.agent(kept).read("file") == "kept\n"
     _, later = await harness.create(layers=wanted)
     assert await later.read("file") == "kept\n"
+
+
+async def test_records_with_paths_of_layers_are_adopted(harness: DriverHarness) -> None:
+    """Earlier versions recorded the paths of layers instead of their names, in handles and for snapshots."""
+    handle, agent = await harness.create()
+    await agent.run("echo one > file")
+    stopped = await harness.driver.stop(handle)
+    named = await harness.driver.snapshot(stopped, "old")
+    _, agent = await harness.create(layers=named)
+    await agent.run("echo two > more")
+    layers = find_paths(harness, named)
+    assert layers != named
+    based = await harness.driver.create(harness.spec(layers=layers))
+    if harness.real:
+        assert based.data["layers"] == list(layers)
+    based = await harness.driver.stop(based)
+    found = await harness.open([stopped, based], ["old"])
+    assert found == {stopped.id: Condition.STOPPED, based.id: Condition.STOPPED}
+    booted = await harness.driver.boot(based, harness.spec(based.id, layers=layers))
+    assert await harness.agent(booted).read("file") == "one\n"
+    fork = await harness.driver.fork(booted, harness.spec(layers=layers))
+    assert await harness.agent(fork).read("file") == "one\n"
+    again = await harness.driver.snapshot(booted, "new")
+    assert again[-len(layers) :] == layers if harness.real else len(again) == 1
+    _, agent = await harness.create(layers=again)
+    assert await agent.read("file") == "one\n"
+
+
+def find_paths(harness: DriverHarness, layers: Layers) -> Layers:
+    """Return what earlier versions recorded for these layers."""
+    if isinstance(harness.driver, MachineDriver):
+        return harness.driver.machine.find_layers(layers)
+    assert isinstance(harness.driver, FakeDriver)
+    return tuple(str(path) for path in reversed(harness.driver.files.find_snapshots(layers)))
 
 
 async def test_open_is_idempotent(harness: DriverHarness) -> None:

@@ -25,7 +25,8 @@ async def volume(harness: DriverHarness) -> AsyncIterator[str]:
     yield VOLUME
     await harness.clear()
     await harness.driver.delete_volume(VOLUME)
-    assert not harness.driver.volume_path(VOLUME).exists()
+    with pytest.raises(NotFoundError):
+        await harness.driver.get_volume_files(VOLUME).list("/")
 
 
 async def test_sandboxes_share_the_files_of_a_volume(harness: DriverHarness, volume: str) -> None:
@@ -38,7 +39,7 @@ async def test_sandboxes_share_the_files_of_a_volume(harness: DriverHarness, vol
     assert await one.read("shared/data/file") == "first\nsecond\n"
     assert (await one.run("ls shared/data/folder")).code == 0
     assert (await none.run("ls shared/data elsewhere")).code != 0
-    assert (harness.driver.volume_path(volume) / "file").read_text() == "first\nsecond\n"
+    assert await harness.read_volume(volume, "file") == "first\nsecond\n"
 
 
 async def test_a_volume_outlives_sandboxes_and_engines(harness: DriverHarness, volume: str) -> None:
@@ -105,11 +106,10 @@ async def test_volumes_keep_user_ids_and_are_mounted_nosuid_and_nodev(harness: D
             line.split()[1] == "/shared/data" and {"nosuid", "nodev"} <= set(line.split()[3].split(","))
             for line in flags.splitlines()
         )
-    path = harness.driver.volume_path(volume)
     if isinstance(harness.driver, MachineDriver) and harness.kind != "namespace-rootless":
         result = await agent.run("echo x > /shared/data/mine && stat -c %u:%g /shared/data/mine", user="user")
         assert result.out == "1000:1000\n", result.err
-        assert (path / "mine").stat().st_uid == 1000
+        assert (await harness.driver.get_volume_files(volume).stat("mine")).uid == 1000
         assert (await agent.run("stat -c %u:%g /shared")).out == "0:0\n"
 
 
@@ -142,7 +142,7 @@ async def test_links_in_the_image_cannot_put_a_mount_outside_the_sandbox(harness
     assert sorted(path.name for path in store.iterdir()) == before
     _, linked = await harness.create(layers=layers, mounts=(Mount(volume, "/link/inner"),))
     await linked.run("echo through > /real/inner/file")
-    assert (harness.driver.volume_path(volume) / "file").read_text() == "through\n"
+    assert await harness.read_volume(volume, "file") == "through\n"
 
 
 async def test_a_full_volume_does_not_fill_the_sandbox(harness: DriverHarness, volume: str) -> None:
@@ -193,14 +193,14 @@ async def test_a_sandbox_with_a_volume_can_be_suspended_and_restored(harness: Dr
         await agent.run(f"kill {reader_pid}; cd /shared/data; sleep 0.2")
         await harness.driver.freeze(handle)
     suspended = await harness.driver.suspend(handle)
-    (harness.driver.volume_path(volume) / "file").write_text("changed meanwhile\n")
+    await harness.write_volume(volume, "file", "changed meanwhile\n")
     assert await harness.open([from_json(as_json(suspended))]) == {handle.id: Condition.SUSPENDED}
     restored = await harness.driver.restore(suspended)
     restored_agent = harness.agent(restored)
     assert await restored_agent.read("/shared/data/file") == "changed meanwhile\n"
     assert (await restored_agent.run(f"kill -USR1 {pid}")).code == 0
     async with asyncio.timeout(10):
-        while not (harness.driver.volume_path(volume) / "sign").exists():
+        while "sign" not in [entry.name for entry in await harness.driver.get_volume_files(volume).list("/")]:
             await asyncio.sleep(0.02)
     result = await restored_agent.run("echo own > /shared/data/mine && stat -c %u /shared/data/mine", user="user")
     assert result.out == "1000\n", result.err

@@ -249,7 +249,6 @@ async def _open_components(
             driver,
             CombinedTemplates(templates, built),
             settings,
-            disks=(data.path,),
             egress_authority=egress_authority.pem,
             explain_missing=built.explain_missing,
             make_ready=templates.make_ready,

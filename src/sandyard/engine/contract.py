@@ -7,9 +7,12 @@ its host.
 
 Rules for every driver and every operation:
 - A `Handle` is plain JSON. Any later engine process can pass it to a new driver object and continue.
-- Anything on the host that is not passed to `open` was left by a crash, and `open` removes it.
+- Anything on the host that is not passed to `open` was left by a crash, and `open` removes it, or, if the host cannot be
+  reached then, as soon as it can be.
 - Operations raise only `sandyard.kit.errors`. A failed operation leaves existing state unchanged; a failed `create` or
   `fork` leaves nothing behind.
+- What cannot be reached is unknown, not gone: operations on a sandbox whose host does not answer raise UnreachableError.
+  The engine keeps such a sandbox and tries again.
 - Operations on different sandboxes may run concurrently. The engine serialises operations on one sandbox.
 """
 
@@ -18,9 +21,8 @@ from __future__ import annotations
 import enum
 import socket
 import ssl
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from sandyard.kit.errors import SandyardError, UnsupportedError
@@ -29,7 +31,9 @@ AGENT_PORT = 49983
 INTERPRETER_PORT = 49999  # in sandboxes that have a code interpreter
 
 Layers = tuple[str, ...]
-"""A root file system: opaque names of read-only layers, topmost first. Created by templates and by `snapshot`."""
+"""A root file system: names of read-only layers, topmost first, such as `snap:s1`, `tpl:base/3f2a`. Created by templates,
+images and `snapshot`. The engine stores and compares them; drivers find their files. Names are the same on every host;
+records of earlier versions contain absolute paths instead."""
 
 
 class Isolation(enum.StrEnum):
@@ -156,6 +160,92 @@ class Mount:
     read_only: bool = False
 
 
+class FileKind(enum.StrEnum):
+    FILE = "file"
+    DIRECTORY = "directory"
+    SYMLINK = "symlink"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file, directory or link in a volume. Times are seconds since the epoch; `mode` is permissions without the kind."""
+
+    name: str
+    path: str
+    kind: FileKind
+    size: int
+    mode: int
+    uid: int  # owners are the ids that sandboxes see
+    gid: int
+    atime: float
+    mtime: float
+    ctime: float
+    target: str | None = None  # of a link
+
+
+@dataclass(frozen=True, slots=True)
+class FileOwner:
+    """The owner and permissions for a file. None means the default."""
+
+    uid: int | None = None
+    gid: int | None = None
+    mode: int | None = None
+
+
+class FileReader(Protocol):
+    """A file of a volume that is open for reading. `size` is its size when it was opened, and all that is read."""
+
+    size: int
+
+    async def read(self, max_bytes: int) -> bytes:
+        """Return the next chunk, empty at the end. Raises ConflictError if the file became shorter."""
+        ...
+
+    async def close(self) -> None:
+        """Close the file. Idempotent."""
+        ...
+
+
+class VolumeFiles(Protocol):
+    """The files of one volume. Sandboxes control them and may set traps, so a driver resolves every path, also through
+    links, inside the volume. `..` at the top stays there. All operations except `stat` follow a link at the end of a path.
+    They raise NotFoundError, InvalidInputError, ConflictError, ForbiddenError, BusyError or NoSpaceError."""
+
+    async def stat(self, path: str) -> FileEntry:
+        """Return the entry at this path."""
+        ...
+
+    async def list(self, path: str, depth: int = 1) -> Sequence[FileEntry]:
+        """Return the sorted entries of a directory and its subdirectories down to `depth`. Links are not followed.
+        Raises InvalidInputError if there are too many."""
+        ...
+
+    async def make_dir(self, path: str, owner: FileOwner, *, force: bool) -> FileEntry:
+        """Create a directory. With `force`, create missing parents and accept an existing directory."""
+        ...
+
+    async def change(self, path: str, owner: FileOwner) -> FileEntry:
+        """Change owner and permissions; values that are None stay unchanged."""
+        ...
+
+    async def remove(self, path: str) -> None:
+        """Remove a file, a link, or a directory with its contents."""
+        ...
+
+    async def open(self, path: str) -> FileReader:
+        """Open a regular file for reading. The caller closes it."""
+        ...
+
+    async def write(
+        self, path: str, chunks: AsyncIterable[bytes], owner: FileOwner, *, force: bool, reserve: int = 0
+    ) -> FileEntry:
+        """Write a file, which becomes visible only when it is complete. The next chunk is requested when the one before is
+        written; errors that are known before the first are raised before it is requested. `force` replaces an existing
+        file and creates missing directories. `reserve` is the number of bytes to leave free on the disk."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Spec:
     """The parameters of a new sandbox."""
@@ -203,6 +293,16 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """What is left for new sandboxes, on the host that has most of it. Memory and disk are in bytes; None if unknown."""
+
+    memory_available: int | None  # without swapping
+    disk_free: int | None  # of `disk`
+    disk: str  # the directory whose disk stores the sandboxes
+    full: str | None = None  # why the driver refuses new sandboxes and snapshots, whatever else is left
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """The features that this driver supports on this machine. `missing` gives the reason and the remedy for each thing it
     cannot do."""
@@ -227,10 +327,21 @@ class Capabilities:
             )
 
 
+OnDoubt = Callable[[Collection[str], str], None]
+"""Called with the ids of sandboxes and the reason why their condition is in doubt."""
+
+
+def ignore_doubt(sandbox_ids: Collection[str], reason: str) -> None:
+    """Do nothing: the `OnDoubt` of a driver that is used without an engine."""
+
+
 class Driver(Protocol):
     name: str
     capabilities: Capabilities
     """Available after `open`. A driver that has to test `suspend` first replaces it shortly afterwards."""
+    on_doubt: OnDoubt
+    """Set by the engine before `open`. The driver calls it on the event loop if sandboxes may have changed without
+    `wait_for_exit` returning, for example after their host was restarted. The engine then asks for their condition."""
 
     @property
     def hairpin(self) -> Hairpin | None:
@@ -239,16 +350,16 @@ class Driver(Protocol):
 
     async def open(self, keep: Collection[Handle], snapshots: Collection[str]) -> Mapping[str, Condition]:
         """Take over the host: adopt the sandboxes in `keep` and remove everything else this driver ever created in its
-        data directory. Return the condition of each kept sandbox. Idempotent."""
+        data directory. Return the condition of each kept sandbox, except those that cannot be reached: the engine asks
+        for their condition until it is known. Idempotent."""
         ...
 
     async def close(self) -> None:
         """Release the host. Sandboxes keep running."""
         ...
 
-    def check_room(self) -> None:
-        """Raise FullError, with the reason, if new sandboxes and snapshots should be refused. Must be fast and in
-        memory, because every create calls it."""
+    def get_room(self) -> Room:
+        """Return what is left now. Must be fast, because creates wait for it: never on a network."""
         ...
 
     async def wait_for_failure(self) -> str:
@@ -267,11 +378,13 @@ class Driver(Protocol):
         ...
 
     async def condition(self, handle: Handle) -> Condition:
-        """Return the current condition. Never raises NotFoundError: a sandbox that does not exist is ABSENT."""
+        """Return the current condition. Never raises NotFoundError: a sandbox that certainly does not exist is ABSENT. The
+        engine removes the record of such a sandbox, and of no other."""
         ...
 
     async def wait_for_exit(self, handle: Handle) -> str:
-        """Wait until a running or frozen sandbox has ended for any reason. Return the reason. Cancellable."""
+        """Wait until a running or frozen sandbox has ended for any reason. Return the reason, at once if it had ended
+        before. Cancellable."""
         ...
 
     async def connect(self, handle: Handle, port: int) -> socket.socket:
@@ -331,9 +444,8 @@ class Driver(Protocol):
         """Delete a volume. Idempotent. The engine calls it only when no sandbox mounts the volume."""
         ...
 
-    def volume_path(self, volume_id: str) -> Path:
-        """Return the volume's directory on this host, with the user and group ids that sandboxes see. The contents are
-        untrusted: never follow symbolic links in it."""
+    def get_volume_files(self, volume_id: str) -> VolumeFiles:
+        """Return the files of a volume. Whether it exists is checked by each operation."""
         ...
 
     async def kill(self, handle: Handle) -> None:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:  # the processes that unpack images import this package, one f
     from sandyard.engine.settings import EngineSettings
 
 DRIVER_NAMES = ("namespace", "fake")
-IMAGES, TRUST = "images", "trust"
-"""Folders in the data directory: layers of images, and layers that make sandboxes trust this engine's authority."""
 SPARE_SLOTS = 1024
 """Paused sandboxes do not count as running, but each keeps its slot on the machine."""
 
@@ -37,6 +35,7 @@ def load_driver(
 def _make_machine_driver(
     settings: EngineSettings, data_dir: Path, outbound: Outbound | None, public_names: PublicNames | None
 ) -> Driver:
+    from sandyard.engine.drivers import layer_names  # noqa: PLC0415
     from sandyard.engine.drivers.gvisor.runtime import GvisorRuntime  # noqa: PLC0415 - only where it is used
     from sandyard.engine.drivers.machine.cgroups import IoLimits  # noqa: PLC0415
     from sandyard.engine.drivers.machine.driver import MachineDriver  # noqa: PLC0415
@@ -55,7 +54,11 @@ def _make_machine_driver(
     )
     options = DriverOptions(
         data_dir,
-        layer_roots=(settings.templates_dir, data_dir / IMAGES, data_dir / TRUST),
+        layer_locations={
+            layer_names.TEMPLATE: layer_names.LayerLocation(settings.templates_dir.absolute(), "rootfs"),
+            layer_names.IMAGE: layer_names.LayerLocation(data_dir / "images", "fs"),
+            layer_names.TRUST: layer_names.LayerLocation(data_dir / "trust", "rootfs"),
+        },
         max_slots=settings.max_sandboxes + settings.pool_size + SPARE_SLOTS,
         network=(lambda instance, state: Network(instance, state, network, outbound)) if is_root() else None,
         io=IoLimits(settings.io_weight, settings.io_read_mbps * 1_000_000, settings.io_write_mbps * 1_000_000),

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sandyard.engine.drivers.layer_names import IMAGE, make_layer_name
 from sandyard.engine.images import adapt, child
 from sandyard.engine.images.image_changes import AdaptOptions
 from sandyard.engine.images.source import Blob, Source
@@ -51,6 +52,7 @@ class Layer:
     """An unpacked layer."""
 
     path: str
+    name: str  # by which drivers find it
     entries: int
     bytes: int
     devices: int  # device nodes, which are skipped
@@ -114,8 +116,8 @@ class LayerFolder:
             return layer
 
     async def adapt(self, layers: Sequence[Layer], options: AdaptOptions, what: str) -> tuple[str, str | None]:
-        """Return the layer that adapts these layers (topmost first) to sandboxes, and the name of the user their author
-        set."""
+        """Return the name of the layer that adapts these layers (topmost first) to sandboxes, and the name of the user
+        their author set."""
         names = [Path(layer.path).parent.name for layer in layers]
         parts = json.dumps([FORMAT, names, options.user, options.path, options.trust.digest, options.privileged])
         key = hashlib.sha256(parts.encode()).hexdigest()[:32]
@@ -138,7 +140,7 @@ class LayerFolder:
                     (work / MANIFEST).write_text(json.dumps(report))
                     work.rename(path)
             _touch(path)
-            return str(path / FS), json.loads((path / MANIFEST).read_text())["user"]
+            return _name_layer(path), json.loads((path / MANIFEST).read_text())["user"]
 
     async def collect(self, uses_layer: Callable[[str], bool]) -> int:
         """Remove layers that nothing uses and that were not requested for a while. Return how many were removed."""
@@ -149,7 +151,9 @@ class LayerFolder:
                     path.name.partition(".")[0] if folder == self._adapted else f"sha256:{path.stem}"
                 ):
                     with contextlib.suppress(FileNotFoundError):
-                        if now - (path / MANIFEST).stat().st_mtime < self._keep_s or uses_layer(str(path / FS)):
+                        is_new = now - (path / MANIFEST).stat().st_mtime < self._keep_s
+                        # records of earlier versions contain its path
+                        if is_new or uses_layer(_name_layer(path)) or uses_layer(str(path / FS)):
                             continue
                         trash = folder / f"{PARTIAL}{uuid.uuid4().hex}"
                         path.rename(trash)
@@ -205,7 +209,12 @@ def _read_layer(path: Path) -> Layer | None:
     except FileNotFoundError:
         return None
     _touch(path)
-    return Layer(str(path / FS), **{**raw, "implied": tuple(raw["implied"])})
+    return Layer(str(path / FS), _name_layer(path), **{**raw, "implied": tuple(raw["implied"])})
+
+
+def _name_layer(path: Path) -> str:
+    """Return the name of the layer in this directory, which is in a folder of `LayerFolder`."""
+    return make_layer_name(IMAGE, path.parent.name, path.name)
 
 
 def _touch(path: Path) -> None:

@@ -111,7 +111,7 @@ class Images:
         report(f"{what} is ready: {image.digest}")
         log.info("image_resolved", image=what, digest=image.digest, layers=len(stack))
         return Image(
-            layers=(adapted, *(layer.path for layer in stack)),
+            layers=(adapted, *(layer.name for layer in stack)),
             digest=image.digest,
             env={**trust.env, **config.env},
             user=user,

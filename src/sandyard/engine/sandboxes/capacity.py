@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
+from sandyard.engine.contract import Room
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.errors import FullError
 
@@ -15,43 +14,13 @@ MIB = 1024 * 1024
 CACHE_SECONDS = 0.1
 
 
-def read_available_memory() -> int | None:
-    """Return the bytes of memory available without swapping, or None if unknown."""
-    try:
-        text = Path("/proc/meminfo").read_bytes()
-        return int(text[text.index(b"MemAvailable:") + 13 :].split(b"kB", 1)[0]) * 1024
-    except (OSError, ValueError):
-        return None
-
-
-def read_free_disk(path: Path) -> int | None:
-    """Return the free bytes on the disk of this path, or None if unknown."""
-    try:
-        found = os.statvfs(path)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize
-
-
 class Capacity:
-    """Capacity checks. Reads the machine's state at most every tenth of a second, so that a burst of creates reads it
-    once."""
+    """Capacity checks. Asks the driver at most every tenth of a second, so that a burst of creates asks it once."""
 
-    def __init__(
-        self,
-        settings: EngineSettings,
-        disks: Sequence[Path],
-        *,
-        read_memory: Callable[[], int | None] = read_available_memory,
-        read_disk: Callable[[Path], int | None] = read_free_disk,
-        check_driver: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`check_driver` raises FullError if the driver accepts no more sandboxes."""
+    def __init__(self, settings: EngineSettings, get_room: Callable[[], Room]) -> None:
+        """`get_room` returns what is left for new sandboxes."""
         self._settings = settings
-        self._disks = disks
-        self._read_memory = read_memory
-        self._read_disk = read_disk
-        self._check_driver = check_driver
+        self._get_room = get_room
         self._read_at = float("-inf")
         self._available: int | None = None
         self._shortage: str | None = None
@@ -60,7 +29,7 @@ class Capacity:
     def check(self, running: int, *, check_count: bool = True, promised: int = 0) -> None:
         """Raise FullError, which names the exhausted resource, if another sandbox does not fit. `running` is the number of
         sandboxes that are running or being created, `promised` the bytes of memory that they and the new one will take
-        at once. With `check_count=False` only memory, disk and the driver are checked."""
+        at once. With `check_count=False` only what the driver reports is checked."""
         limit = self._settings.max_sandboxes
         if check_count and running >= limit:
             raise FullError(
@@ -76,21 +45,19 @@ class Capacity:
                 f"The machine is full: {self._available // MIB} MiB of memory are available, {promised // MIB} MiB are needed for "
                 f"forks with memory and {reserve} MiB are reserved. Kill a sandbox."
             )
-        self._check_driver()
 
     @contextmanager
     def reserve_disk(self, size: int) -> Iterator[None]:
         """Reserve disk space for the memory of a sandbox while it is being written. `size` is in bytes. Raises FullError
         if it does not fit beside the engine's reserve."""
-        reserve = self._settings.disk_reserve_mb
-        for path in self._disks:
-            free = self._read_disk(path)
-            if free is not None and free - self._reserved_disk - size < reserve * MIB:
-                raise FullError(
-                    f"The machine is full: {free // MIB} MiB of disk are free at {path}, "
-                    f"{(self._reserved_disk + size) // MIB} MiB are needed for the memory of sandboxes and {reserve} MiB are "
-                    "reserved. Free some space."
-                )
+        room = self._get_room()
+        free, reserve = room.disk_free, self._settings.disk_reserve_mb
+        if free is not None and free - self._reserved_disk - size < reserve * MIB:
+            raise FullError(
+                f"The machine is full: {free // MIB} MiB of disk are free at {room.disk}, "
+                f"{(self._reserved_disk + size) // MIB} MiB are needed for the memory of sandboxes and {reserve} MiB are "
+                "reserved. Free some space."
+            )
         self._reserved_disk += size
         try:
             yield
@@ -114,17 +81,16 @@ class Capacity:
         now = time.monotonic()
         if now - self._read_at > CACHE_SECONDS:
             self._read_at = now
-            self._available = self._read_memory()
-            self._shortage = self._describe_shortage()
+            room = self._get_room()
+            self._available = room.memory_available
+            self._shortage = self._describe_shortage(room)
 
-    def _describe_shortage(self) -> str | None:
-        memory = self._available
+    def _describe_shortage(self, room: Room) -> str | None:
+        memory, free = room.memory_available, room.disk_free
         reserve = self._settings.memory_reserve_mb
         if memory is not None and memory < reserve * MIB:
             return f"The machine is full: {memory // MIB} MiB of memory are available and {reserve} MiB are reserved. Kill a sandbox."
         reserve = self._settings.disk_reserve_mb
-        for path in self._disks:
-            free = self._read_disk(path)
-            if free is not None and free < reserve * MIB:
-                return f"The machine is full: {free // MIB} MiB of disk are free at {path} and {reserve} MiB are reserved. Free some space."
-        return None
+        if free is not None and free < reserve * MIB:
+            return f"The machine is full: {free // MIB} MiB of disk are free at {room.disk} and {reserve} MiB are reserved. Free some space."
+        return room.full

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+import asyncio
+from collections.abc import Callable, Collection, Iterable
 
 from sandyard.engine.contract import Driver
 from sandyard.engine.sandboxes.calls import DriverCalls
-from sandyard.engine.sandboxes.capacity import Capacity, read_available_memory
+from sandyard.engine.sandboxes.capacity import Capacity
 from sandyard.engine.sandboxes.creation import Creation
 from sandyard.engine.sandboxes.internal_sandboxes import InternalSandboxes
 from sandyard.engine.sandboxes.ledger import Ledger
@@ -46,11 +46,9 @@ class Components:
         settings: EngineSettings,
         *,
         clock: Clock | None = None,
-        disks: Sequence[Path] | None = None,
         boot_id: str | None = None,
         egress_authority: bytes = b"",
         get_deadline: Callable[[str], float] | None = None,
-        read_memory: Callable[[], int | None] = read_available_memory,
     ) -> None:
         self.database = database
         self._settings = settings
@@ -74,12 +72,7 @@ class Components:
         self.remover = SandboxRemover(
             self.ledger, self.calls, self.background.spawn, interrupt_timeout_s=settings.kill_patience_s
         )
-        self.capacity = Capacity(
-            settings,
-            disks if disks is not None else (settings.data_dir,),
-            read_memory=read_memory,
-            check_driver=driver.check_room,
-        )
+        self.capacity = Capacity(settings, driver.get_room)
         self.sampler = Sampler(
             self.calls,
             self._clock,
@@ -154,6 +147,7 @@ class Components:
         self.reconciler.on_boot = self.sampler.handle_boot
         self.remover.on_stopped = self.reconciler.handle_stop
         self.calls.on_late = self._on_late_call
+        driver.on_doubt = self._on_doubt
         self._closed = False
 
     async def open(self, get_prewarmed: Callable[[], Template | None]) -> None:
@@ -176,7 +170,7 @@ class Components:
             log.warning("verbs_abandoned", verbs=len(self.tasks))
         await self.background.wait(BACKGROUND_TIMEOUT_S)
         await self.stop_now()
-        await self.pool.close()
+        await asyncio.gather(self.pool.close(), self.remover.finish_discards())
         try:
             await self.calls.run("close", "the engine", self.calls.driver.close())
         except SandyardError as error:
@@ -209,6 +203,17 @@ class Components:
         entry = self.registry.find(sandbox_id)
         if entry is not None:
             self.reconciler.recheck(entry)
+
+    def _on_doubt(self, sandbox_ids: Collection[str], reason: str) -> None:
+        if self._closed:
+            return
+        log.warning("sandboxes_in_doubt", count=len(sandbox_ids), reason=reason)
+        ids = frozenset(sandbox_ids)
+        for sandbox_id in ids:
+            entry = self.registry.find(sandbox_id)
+            if entry is not None:
+                self.reconciler.handle_doubt(entry, reason)
+        self.pool.discard(ids)
 
     def _on_timer(self, sandbox_id: str) -> None:
         entry = self.registry.find(sandbox_id)

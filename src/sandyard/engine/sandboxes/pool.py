@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
 from sandyard.engine.contract import Handle, Isolation, Layers, Limits, Spec
@@ -141,6 +141,15 @@ class Pool:
             self._client_creates -= 1
             if self._client_creates == 0:
                 self._no_client_creates.set()
+
+    def discard(self, sandbox_ids: Collection[str]) -> None:
+        """Remove these sandboxes if they are in the pool. Others are created in their place."""
+        for pool in self._pools.values():
+            for handle in [handle for handle in pool.ready if handle.id in sandbox_ids]:
+                pool.ready.remove(handle)
+                pool.watches.pop(handle.id).cancel()
+                self._remover.discard(handle)
+        self._refill_needed.set()
 
     async def drain_and_wait(self) -> int:
         """Empty the pool and wait until the driver has removed everything. Return the number of sandboxes."""

@@ -35,6 +35,7 @@ _EXPECTED_CONDITIONS: Final = {
 }
 FIRST_RETRY_S, MAX_RETRY_S = 1.0, 60.0
 BOOTS_WITHIN_S = 600.0  # see AUTOMATIC_BOOTS
+MAX_CONCURRENT_BOOTS = 4  # automatic ones, so that many of them leave room for clients
 
 
 def is_consistent(entry: Entry, observed: Condition) -> bool:
@@ -86,6 +87,7 @@ class Reconciler:
         self._trust = trust
         self._start_timeout_s = start_timeout_s
         self._recheck_events: dict[str, asyncio.Event] = {}
+        self._boot_concurrency = asyncio.Semaphore(MAX_CONCURRENT_BOOTS)
         self.on_boot: Callable[[Entry], None] = lambda entry: None
 
     @property
@@ -117,6 +119,12 @@ class Reconciler:
         """Handle that the processes of a running sandbox have ended: it is booted again from its file system, in the
         background and before its next operation."""
         entry.lost_reason = f"{PROCESSES_ENDED} ({reason})"
+        self.recheck(entry)
+
+    def handle_doubt(self, entry: Entry, reason: str) -> None:
+        """Handle that the sandbox may have changed unnoticed: its condition is determined in the background and before its
+        next operation. `reason` is recorded if its processes are gone."""
+        entry.lost_reason = reason
         self.recheck(entry)
 
     async def inspect(self, entry: Entry) -> None:
@@ -204,14 +212,16 @@ class Reconciler:
                 lost,
             )
         elif record.ends_at > now:
-            entry.boots.append(now)
             try:
-                async with _block_traffic(entry):
+                async with _block_traffic(entry), self._boot_concurrency:
                     handle = await self.boot(entry)
             except SandyardError as error:
+                # If it cannot be reached, this raises, and the boot is tried again later.
+                await self._calls.run("condition", entry.id, self._driver.condition(record.handle))
                 self._mark_paused(entry, f"{lost}, and the sandbox could not be booted again: {error.message}", lost)
                 self.recheck(entry)
                 return
+            entry.boots.append(now)
             self._ledger.change(
                 entry,
                 f"{lost}; the sandbox was booted again from its file system",

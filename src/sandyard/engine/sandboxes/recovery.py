@@ -23,7 +23,6 @@ log = get_logger(__name__)
 REBOOTED = "The machine was restarted"
 ENDED_MEANWHILE = f"{PROCESSES_ENDED} while the engine was down"
 MAX_CONCURRENT = 8
-MAX_CONCURRENT_BOOTS = 4
 
 
 def read_boot_id() -> str:
@@ -58,7 +57,6 @@ class Recovery:
         self._spawn = spawn
         self._boot_id = boot_id
         self._concurrency = asyncio.Semaphore(MAX_CONCURRENT)
-        self._boot_concurrency = asyncio.Semaphore(MAX_CONCURRENT_BOOTS)
 
     async def run(self) -> None:
         """Adopt existing sandboxes. When it returns every record is correct, except that sandboxes whose processes are
@@ -87,23 +85,25 @@ class Recovery:
             await entry.lock.acquire()
             if condition is not None and needs_boot(entry, condition, now):
                 entry.changing = asyncio.get_running_loop().create_future()
-                self._spawn(self._recover(entry, condition, lost, self._boot_concurrency))
+                self._spawn(self._recover(entry, condition, lost))
             else:
-                recoveries.append(self._recover(entry, condition, lost, self._concurrency))
+                recoveries.append(self._recover_soon(entry, condition, lost))
         await asyncio.gather(*recoveries)
 
-    async def _recover(
-        self, entry: Entry, condition: Condition | None, lost: str, concurrency: asyncio.Semaphore
-    ) -> None:
+    async def _recover_soon(self, entry: Entry, condition: Condition | None, lost: str) -> None:
+        """Like `_recover`, but only a few at once. The reconciler limits those that have to be booted."""
+        async with self._concurrency:
+            await self._recover(entry, condition, lost)
+
+    async def _recover(self, entry: Entry, condition: Condition | None, lost: str) -> None:
         """Recover one sandbox. The entry's lock is held and is released here."""
         try:
-            async with concurrency:
-                if condition is None:
-                    entry.failure_count += 1
-                    await self._reconciler.inspect(entry)
-                elif not is_consistent(entry, condition):
-                    await self._reconciler.reconcile(entry, condition, lost)
-                await self._apply_policy(entry)
+            if condition is None:
+                entry.failure_count += 1
+                await self._reconciler.inspect(entry)
+            elif not is_consistent(entry, condition):
+                await self._reconciler.reconcile(entry, condition, lost)
+            await self._apply_policy(entry)
         except SandyardError as error:
             log.warning("sandbox_recovery_failed", sandbox=entry.id, reason=error.message)
             self._reconciler.recheck(entry)

@@ -34,6 +34,7 @@ class SandboxRemover:
         self._spawn = spawn
         self._interrupt_timeout_s = interrupt_timeout_s
         self._removing: dict[str, Sandbox] = {}
+        self._discarded: dict[str, Handle] = {}  # without a record, and not removed yet
         self._listeners: list[Callable[[Sandbox], None]] = []
         self.on_stopped: Callable[[Entry, str], None] = lambda entry, reason: None
         """Called with the reason when the processes of a running sandbox ended and its file system remains."""
@@ -81,7 +82,15 @@ class SandboxRemover:
 
     def discard(self, handle: Handle) -> None:
         """Remove a sandbox that never got a record, in the background."""
+        self._discarded[handle.id] = handle
         self._spawn(self._retry_removal(handle, None))
+
+    async def finish_discards(self) -> None:
+        """Remove what `discard` has not removed yet. Called when the engine stops, once its tasks have ended: a driver with a running
+        sandbox leaves everything on the machine for it."""
+        kills = (self._calls.run("kill", one.id, self._calls.driver.kill(one)) for one in self._discarded.values())
+        await asyncio.gather(*kills, return_exceptions=True)
+        self._discarded.clear()
 
     def watch(self, entry: Entry) -> None:
         """Watch this running or frozen sandbox for an unexpected end."""
@@ -119,6 +128,7 @@ class SandboxRemover:
                 delay = min(2 * delay, MAX_RETRY_S)
             else:
                 break
+        self._discarded.pop(handle.id, None)
         if record is not None:
             self._finish_removal(record)
 

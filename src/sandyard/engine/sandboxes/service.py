@@ -15,11 +15,9 @@ import asyncio
 import socket
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from sandyard.engine.contract import Driver
-from sandyard.engine.sandboxes.capacity import read_available_memory
 from sandyard.engine.sandboxes.components import Components
 from sandyard.engine.sandboxes.errors import PortClosedError, SandboxUnreachableError, StuckError, make_not_found_error
 from sandyard.engine.sandboxes.model import (
@@ -66,20 +64,17 @@ class Sandboxes:
         settings: EngineSettings,
         *,
         clock: Clock | None = None,
-        disks: Sequence[Path] | None = None,
         boot_id: str | None = None,
         egress_authority: bytes = b"",
         get_deadline: Callable[[str], float] | None = None,
-        read_memory: Callable[[], int | None] = read_available_memory,
         explain_missing: Callable[[str], str | None] = lambda name: None,
         make_ready: Callable[[Template], str] = lambda template: "is not ready.",
     ) -> None:
-        """`database` is open and stays owned by the caller. `disks` are the paths whose free space counts (the data
-        directory). `egress_authority` is the certificate (PEM) that sandboxes with network rules have to trust.
-        `get_deadline` returns the seconds that a driver call may take, by operation; the settings' by default.
-        `read_memory` returns the bytes of available memory, or None if unknown. `explain_missing` returns what is
-        missing for a name that does not resolve. `make_ready` starts the build of a template that is not ready, unless
-        it is already running, and returns a description of its status."""
+        """`database` is open and stays owned by the caller. `egress_authority` is the certificate (PEM) that sandboxes with
+        network rules have to trust. `get_deadline` returns the seconds that a driver call may take, by operation; the
+        settings' by default. `explain_missing` returns what is missing for a name that does not resolve. `make_ready`
+        starts the build of a template that is not ready, unless it is already running, and returns a description of its
+        status."""
         self._templates = templates
         self._explain_missing = explain_missing
         self.make_ready = make_ready
@@ -89,11 +84,9 @@ class Sandboxes:
             driver,
             settings,
             clock=clock,
-            disks=disks,
             boot_id=boot_id,
             egress_authority=egress_authority,
             get_deadline=get_deadline,
-            read_memory=read_memory,
         )
         self.internal = self.components.internal
         self._creating: dict[tuple[str, str], tuple[bytes, asyncio.Task[Sandbox]]] = {}

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sandyard.engine.contract import Layers
+from sandyard.engine.drivers.layer_names import TRUST
 from sandyard.engine.sandboxes.model import Template, TemplateStatus
 from sandyard.engine.templates import base, desktop, docker, host, interpreter, interpreter_program, layered
 from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
@@ -94,7 +95,9 @@ class Catalogue:
         }
         self._authorities = (authority,) if authority is not None else ()
         self._trust_folder = (
-            TemplateFolder(trust_directory) if authority is not None and trust_directory is not None else self._folder
+            TemplateFolder(trust_directory, TRUST)
+            if authority is not None and trust_directory is not None
+            else self._folder
         )
         self._names: dict[str, Template] = {}
         self._templates: tuple[Template, ...] = ()
@@ -346,9 +349,9 @@ class Catalogue:
         return next(iter(self._folder.list_versions(name)), None)
 
     def _make_template(self, name: str, version: TemplateVersion, trust: Trust, env: Mapping[str, str]) -> Template:
-        layers: Layers = (str(version.rootfs),)
+        layers: Layers = (self._folder.name_layer(version),)
         if not trust.is_empty:
-            layers = (str(self._ensure_trust_layer(trust, version).rootfs), *layers)
+            layers = (self._trust_folder.name_layer(self._ensure_trust_layer(trust, version)), *layers)
         return Template(
             id=make_template_id(name), layers=layers, aliases=ALIASES[name], env={**ENV, **env, **trust.env}
         )
@@ -361,7 +364,7 @@ class Catalogue:
         *above, bottom = plain.layers
         return replace(
             plain,
-            layers=(*above, str(program.rootfs), str(version.rootfs), bottom),
+            layers=(*above, self._folder.name_layer(program), self._folder.name_layer(version), bottom),
             start=interpreter_program.START,
             memory_mb=interpreter.MEMORY_MB,
         )
@@ -386,7 +389,7 @@ class Catalogue:
         assert base_version is not None  # otherwise it would not be the newest
         plain = self._make_template(name, base_version, trust, BASE_ENV)
         *above, bottom = plain.layers
-        return replace(plain, layers=(*above, str(version.rootfs), bottom), can_be_overridden=True)
+        return replace(plain, layers=(*above, self._folder.name_layer(version), bottom), can_be_overridden=True)
 
     def _ensure_trust_layer(self, trust: Trust, version: TemplateVersion) -> TemplateVersion:
         """Return the layer that adds `trust` to this version, creating it if needed."""

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from sandyard.engine.drivers.layer_names import TEMPLATE, make_layer_name
 from sandyard.kit.errors import BusyError, NoSpaceError
 
 ROOTFS = "rootfs"
@@ -49,14 +50,19 @@ class TemplateFolder:
     """The published templates of this machine. Reading never blocks. `open_build_directory` blocks while another process
     builds the same name."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, layer_kind: str = TEMPLATE) -> None:
         self.directory = directory.absolute()
+        self._layer_kind = layer_kind
 
     def prepare(self) -> None:
         """Create the folder with access for the engine's own user only: the trees contain set-user-id programs, and
         files of user id 1000, which belong to somebody else outside a sandbox."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)
+
+    def name_layer(self, version: TemplateVersion) -> str:
+        """Return the name of a version's layer, by which drivers find its root directory."""
+        return make_layer_name(self._layer_kind, version.name, version.version)
 
     def list_versions(self, name: str) -> list[TemplateVersion]:
         """Return the versions, newest first."""

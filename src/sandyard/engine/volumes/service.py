@@ -10,17 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
-from sandyard.engine.contract import Driver
+from sandyard.engine.contract import Driver, VolumeFiles
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.database import Database
 from sandyard.engine.volumes import mounts
-from sandyard.engine.volumes.content import Content
 from sandyard.engine.volumes.model import Volume
-from sandyard.engine.volumes.upload import Upload
 from sandyard.kit.clock import Clock, SystemClock
 from sandyard.kit.errors import BusyError, ConflictError, FullError, InvalidInputError, NotFoundError, SandyardError
 from sandyard.kit.ids import random_id, random_secret
@@ -28,14 +25,12 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.secret import Secret
 from sandyard.kit.tasks import TaskSet
 
-T = TypeVar("T")
 log = get_logger(__name__)
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _CREATING, _LIVE, _DELETED = "making", "live", "doomed"  # as stored in the database
 COLLECT_INTERVAL_S = 2.0
 CLOSE_TIMEOUT_S = 5.0
-THREADS = 8
 
 
 class VolumeUsers(Protocol):
@@ -65,8 +60,6 @@ class Volumes:
         self._removing: set[str] = set()
         self._held: dict[str, int] = {}
         self._operations, self._background = TaskSet("volumes"), TaskSet("volumes")
-        # A separate pool: volume files may be slow, and waiting for them must not block other work.
-        self._threads = ThreadPoolExecutor(THREADS, "volumes")
 
     async def open(self) -> None:
         """Load the volumes. The driver must be open. Volumes left half-created or half-removed by a crash are removed
@@ -87,7 +80,6 @@ class Volumes:
         await self._operations.wait(CLOSE_TIMEOUT_S)
         await self._operations.cancel()
         await self._background.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
     # Volumes
     # ----------------------------------------------------------------------------------------------------------------
@@ -185,19 +177,14 @@ class Volumes:
     # Files
     # ----------------------------------------------------------------------------------------------------------------
 
-    def content(self, volume: Volume) -> Content:
-        """Return the volume's files. The methods block: pass them to `run`."""
-        return Content(self._driver.volume_path(volume.id))
+    def get_files(self, volume: Volume) -> VolumeFiles:
+        """Return the volume's files."""
+        return self._driver.get_volume_files(volume.id)
 
-    async def begin_upload(self, content: Content, path: str, **options: Any) -> Upload:
-        """Start an upload with the options of `Upload.begin`."""
-        # a store with quotas keeps the reserve by itself
-        reserve = 0 if "disk" in self._driver.capabilities.limits else self._settings.disk_reserve_mb << 20
-        return await self.run(lambda: Upload.begin(content, path, reserve=reserve, **options))
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Run the work in a thread. It runs to completion even if the caller is cancelled."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    @property
+    def upload_reserve(self) -> int:
+        """The bytes to leave free on the disk while a file is written. A store with quotas keeps the reserve by itself."""
+        return 0 if "disk" in self._driver.capabilities.limits else self._settings.disk_reserve_mb << 20
 
     # Removal
     # ----------------------------------------------------------------------------------------------------------------

@@ -52,6 +52,34 @@ async def test_the_longest_cached_prefix_is_reused(harness: BuildsHarness) -> No
     assert harness.read_file(one, "home/user/when") == harness.read_file(three, "home/user/other")
 
 
+async def test_records_with_paths_of_layers_still_work(harness: BuildsHarness) -> None:
+    """Earlier versions recorded the paths of layers instead of their names."""
+    await harness.build_product("one", run("echo built > a"))
+    sandbox = await harness.create_sandbox("one")
+    snapshot = await harness.sandboxes.snapshot(sandbox.id)
+    assert snapshot.layers[0].startswith("snap:")
+    changed = 0
+    for (table,) in harness.database.query("SELECT name FROM sqlite_master WHERE type = 'table'"):
+        for _, column, *_ in harness.database.query(f"PRAGMA table_info({table})"):
+            old, new = '"snap:', f'"{harness.path}/fake/snapshots/'
+            found = harness.database.query(f"SELECT count(*) FROM {table} WHERE instr({column}, ?)", (old,))[0][0]
+            if found:
+                changed += found
+                harness.database.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (old, new))
+    assert changed >= 4, "a sandbox, a snapshot, a template and a layer in the cache"
+    await harness.crash()
+    await harness.start()
+    assert harness.sandboxes.get(sandbox.id).layers[0].startswith("/")
+    assert harness.read_file(sandbox, "home/user/a") == "built\n"
+    await harness.sandboxes.pause(sandbox.id, memory=False)
+    await harness.sandboxes.connect(sandbox.id, 60)
+    for template in ("one", snapshot.id):
+        assert harness.read_file(await harness.create_sandbox(template), "home/user/a") == "built\n"
+    again = await harness.build("two", run("echo built > a"), run("cat a > b"))
+    assert "CACHED [builder 1/2]" in [line[:20] for line in harness.log_lines(again)]
+    assert harness.read_file(await harness.create_sandbox("two"), "home/user/b") == "built\n"
+
+
 async def test_force_applies_to_all_following_steps(harness: BuildsHarness) -> None:
     steps = (run("echo 1"), run("echo 2"), run("echo 3"))
     await harness.build_product("one", *steps)

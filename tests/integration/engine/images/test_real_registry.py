@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sandyard.engine.drivers.layer_names import IMAGE, LayerLocation, find_layers
 from sandyard.engine.images.model import RegistryAuth
 from sandyard.engine.images.registry_access import RegistryPolicy
 from sandyard.engine.images.service import Images, Options
@@ -55,7 +56,8 @@ async def test_images_are_pulled_with_the_right_credentials(registry: RealRegist
         fresh.prepare()
         pulled = await fresh.resolve(variant, LOGIN, lambda _: None)
         assert pulled.env == local.env and len(pulled.layers) == 3
-        assert (Path(pulled.layers[1]) / "hello").read_text() == "world"
+        locations = {IMAGE: LayerLocation(tmp_path / f"images{variant[-4:]}", "fs")}
+        assert Path(find_layers(pulled.layers, locations)[1], "hello").read_text() == "world"
     assert (await images.resolve(name, LOGIN, lambda _: None)).layers == local.layers
     for auth in (None, WRONG):
         with pytest.raises(ForbiddenError):

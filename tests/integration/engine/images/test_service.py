@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from sandyard.engine.drivers.layer_names import IMAGE, LayerLocation, find_layers
 from sandyard.engine.images.model import Image
 from sandyard.engine.images.registry_access import RegistryPolicy
 from sandyard.engine.images.service import Images, Options
@@ -88,9 +89,14 @@ def harness(tmp_path: Path) -> ImagesHarness:
     return ImagesHarness(tmp_path)
 
 
-def stat_merged(image: Image, path: str) -> os.stat_result | None:
+def find_paths(harness: ImagesHarness, image: Image) -> list[Path]:
+    """Return the directories of an image's layers, topmost first."""
+    return [Path(path) for path in find_layers(image.layers, {IMAGE: LayerLocation(harness.folder, "fs")})]
+
+
+def stat_merged(harness: ImagesHarness, image: Image, path: str) -> os.stat_result | None:
     """Return the status of a path in the topmost layer that has it, or None if that is a whiteout."""
-    for layer in image.layers:
+    for layer in find_paths(harness, image):
         if os.path.lexists(Path(layer, path)):
             status = Path(layer, path).lstat()
             return None if stat.S_ISCHR(status.st_mode) else status
@@ -104,14 +110,14 @@ async def test_a_layout_becomes_layers(harness: ImagesHarness) -> None:
     assert image.digest == json.loads((path / "index.json").read_text())["manifests"][0]["digest"]
     assert image.env == {"PATH": "/opt/tool:/bin", "A": "b=c"}
     assert image.user == "node" and image.workdir == "/data"
-    assert stat_merged(image, "data/old") is None and stat_merged(image, "data/new") is not None
-    data = stat_merged(image, "data")
+    assert stat_merged(harness, image, "data/old") is None and stat_merged(harness, image, "data/new") is not None
+    data = stat_merged(harness, image, "data")
     assert data and (stat.S_IMODE(data.st_mode), data.st_uid, data.st_gid) == (
         0o750,
         7,
         8,
     )  # the upper layer only implies it
-    adapted = Path(image.layers[0])
+    adapted = find_paths(harness, image)[0]
     assert "user:x:1001:1001::/home/user:/bin/sh\n" in (adapted / "etc/passwd").read_text()  # 1000 is the id of node
     assert (adapted / "home/user").stat().st_uid == 1001
     assert stat.S_IMODE((adapted / "etc/sudoers.d/user").stat().st_mode) == 0o440
@@ -131,7 +137,7 @@ async def test_layers_are_shared_and_duplicates_are_dropped(harness: ImagesHarne
         f"oci:{harness.layout(lower_layer(), tar(entry('data/.wh.kept')), name='gone')}"
     )
     assert (
-        len(with_whiteout.layers) == 3 and stat_merged(with_whiteout, "data/kept") is None
+        len(with_whiteout.layers) == 3 and stat_merged(harness, with_whiteout, "data/kept") is None
     )  # a layer with only a whiteout is not empty
     hidden = tar(entry(".wh..wh..opq"), *[(info, raw) for info, raw in [entry("marker")]])
     with pytest.raises(InvalidInputError, match="no /bin/sh"):  # an opaque root hides all layers below
@@ -240,9 +246,9 @@ async def test_pipes_and_links_of_an_image_are_not_followed(harness: ImagesHarne
         link("tmp", str(tmp_path)),
     )
     image = await harness.resolve(f"oci:{harness.layout(layer)}")
-    assert (Path(image.layers[0]) / "etc/passwd").read_text().startswith("root:x:0:0:")
+    assert (find_paths(harness, image)[0] / "etc/passwd").read_text().startswith("root:x:0:0:")
     assert target.read_text() == "untouched" and not (tmp_path / "user").exists()
-    assert "root:" not in (Path(image.layers[0]) / "etc/shadow").read_text()
+    assert "root:" not in (find_paths(harness, image)[0] / "etc/shadow").read_text()
 
 
 async def test_the_trust_settings_of_the_host_are_added(
@@ -261,7 +267,7 @@ async def test_the_trust_settings_of_the_host_are_added(
     own = "-----BEGIN CERTIFICATE-----\nQkJC\n-----END CERTIFICATE-----\n"
     layer = tar(entry("etc/pki/tls/certs/ca-bundle.crt", own), entry("etc/pip.conf", "own"))
     image = await harness.resolve(f"oci:{harness.layout(lower_layer(), layer)}", images)
-    top = Path(image.layers[0])
+    top = find_paths(harness, image)[0]
     for bundle in ("etc/ssl/certs/ca-certificates.crt", "etc/pki/tls/certs/ca-bundle.crt"):
         assert "QUFB" in (top / bundle).read_text() and "QkJC" in (top / bundle).read_text()
     assert not (top / "etc/pip.conf").exists() and image.env["SSL_CERT_FILE"]
@@ -283,9 +289,20 @@ async def test_unused_layers_are_collected(harness: ImagesHarness) -> None:
     for file in harness.folder.glob("*/*/layer.json"):
         os.utime(file, (old, old))
     assert await harness.images.collect(lambda layer: layer in one.layers) == 2
-    assert all(Path(layer).is_dir() for layer in one.layers)
-    assert not Path(two.layers[0]).exists() and not Path(two.layers[1]).exists()
+    assert all(path.is_dir() for path in find_paths(harness, one))
+    assert [path.is_dir() for path in find_paths(harness, two)] == [False, False, True]
     assert await harness.resolve(f"oci:{harness.allowed}/two") == two
+
+
+async def test_layers_in_records_of_earlier_versions_are_not_collected(harness: ImagesHarness) -> None:
+    """They are recorded with their paths."""
+    image = await harness.resolve(f"oci:{harness.layout(lower_layer(), UPPER)}")
+    old = time.time() - 10 * 24 * 3600
+    for file in harness.folder.glob("*/*/layer.json"):
+        os.utime(file, (old, old))
+    recorded = [str(path) for path in find_paths(harness, image)]
+    assert await harness.images.collect(lambda layer: layer in recorded) == 0
+    assert await harness.images.collect(lambda layer: layer in recorded[1:]) == 1
 
 
 async def test_an_interrupted_pull_leaves_no_partial_layer(harness: ImagesHarness) -> None:

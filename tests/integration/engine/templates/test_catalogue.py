@@ -3,10 +3,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from sandyard.engine.drivers.layer_names import TEMPLATE, LayerLocation, find_layers
 from sandyard.engine.templates import base, catalogue, host
 from sandyard.engine.templates.catalogue import Catalogue, make_template_id
 from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
@@ -40,12 +42,17 @@ def layers(templates: Catalogue, name: str) -> tuple[str, ...]:
     return found.layers
 
 
+def find_paths(folder: TemplateFolder, found: Sequence[str]) -> list[Path]:
+    """Return the directories of these layers."""
+    return [Path(path) for path in find_layers(found, {TEMPLATE: LayerLocation(folder.directory, ROOTFS)})]
+
+
 def test_a_template_is_found_by_name_id_alias_and_tag(folder: TemplateFolder, templates: Catalogue) -> None:
     built = publish(folder, "base", "b1")
     templates.open()
     found = templates.resolve("base")
     assert found is not None
-    assert found.layers == (str(built.rootfs),)
+    assert found.layers == (folder.name_layer(built),)
     for name in ("code-interpreter-v1", found.id, "base:default", "base:latest", f"{found.id}:default"):
         assert templates.resolve(name) is found, name
     for name in ("", "Base", "base:v2", "base:", "nothing", ":default"):
@@ -66,7 +73,7 @@ def test_host_is_served_as_base_until_base_is_built(folder: TemplateFolder, temp
     assert stand_in.id == make_template_id("base")
     built = publish(folder, "base", "b1")
     templates.refresh()
-    assert layers(templates, "base") == (str(built.rootfs),)
+    assert layers(templates, "base") == (folder.name_layer(built),)
     assert layers(templates, "host") == stand_in.layers
     assert {template.id for template in templates.list() if template.ready} == {
         make_template_id("base"),
@@ -77,7 +84,7 @@ def test_host_is_served_as_base_until_base_is_built(folder: TemplateFolder, temp
 def test_an_older_base_is_preferred_to_the_stand_in(folder: TemplateFolder, templates: Catalogue) -> None:
     old = publish(folder, "base", "b0")
     templates.open()
-    assert layers(templates, "base") == (str(old.rootfs),)
+    assert layers(templates, "base") == (folder.name_layer(old),)
 
 
 def test_trust_is_the_top_layer_and_is_written_once(
@@ -87,8 +94,8 @@ def test_trust_is_the_top_layer_and_is_written_once(
     built = publish(folder, "base", "b1")
     templates.open()
     top, below = layers(templates, "base")
-    assert below == str(built.rootfs)
-    assert (Path(top) / "etc/pip.conf").read_text() == "[global]\ntimeout = 5\n"
+    assert below == folder.name_layer(built)
+    assert (find_paths(folder, (top,))[0] / "etc/pip.conf").read_text() == "[global]\ntimeout = 5\n"
     found = templates.resolve("base")
     assert found is not None
     assert found.env["SSL_CERT_FILE"] == "/x"
@@ -98,7 +105,7 @@ def test_trust_is_the_top_layer_and_is_written_once(
 
     plain = Catalogue(folder.directory, carry_host_trust=False)
     plain.open()
-    assert layers(plain, "base") == (str(built.rootfs),)
+    assert layers(plain, "base") == (folder.name_layer(built),)
 
 
 async def test_a_missing_base_is_built_in_the_background_and_then_used(

@@ -72,7 +72,7 @@ async def test_the_desktop_is_built_on_the_first_request(
     slow_builder.write_text("exit 0")
     await templates.wait_for_builds()
     assert status(templates) is TemplateStatus.READY
-    assert layers(templates, "desktop") == (str(built.rootfs), str(base_version.rootfs))
+    assert layers(templates, "desktop") == (folder.name_layer(built), folder.name_layer(base_version))
     found = templates.resolve("desktop")
     assert found is not None
     assert found.cpu_count == min(8, os.cpu_count() or 1)

@@ -24,7 +24,7 @@ def test_its_sandboxes_may_run_containers_and_start_docker(folder: TemplateFolde
     assert found.containers is True
     assert found.start == docker.START
     assert found.can_be_overridden, "the name was free in earlier releases"
-    assert layers(templates, "docker")[-2:] == (str(version.rootfs), str(base_version.rootfs))
+    assert layers(templates, "docker")[-2:] == (folder.name_layer(version), folder.name_layer(base_version))
     assert all(one.containers is None for one in templates.list() if one is not found)
 
 

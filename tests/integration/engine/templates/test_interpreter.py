@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +11,7 @@ from sandyard.engine.templates.catalogue import Catalogue
 from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
 from sandyard.engine.templates.trust import Trust
 from sandyard.kit.errors import InvalidInputError
-from tests.integration.engine.templates.test_catalogue import fake_machine, layers, publish, templates
+from tests.integration.engine.templates.test_catalogue import fake_machine, find_paths, layers, publish, templates
 
 __all__ = ["fake_machine", "templates"]  # fixtures
 
@@ -43,13 +42,13 @@ def test_the_interpreter_stays_on_its_own_base_with_our_program_on_top(
     templates.refresh()
     found = templates.resolve("code-interpreter-v1")
     assert found is not None
-    assert found.layers[1:] == (str(built.rootfs), str(base_version.rootfs))
+    assert found.layers[1:] == (folder.name_layer(built), folder.name_layer(base_version))
     assert (found.start, found.memory_mb) == (interpreter_program.START, interpreter.MEMORY_MB)
-    assert layers(templates, "base") == (str(newer.rootfs),)
+    assert layers(templates, "base") == (folder.name_layer(newer),)
     base = templates.resolve("base")
     assert base is not None
     assert (base.aliases, base.start) == (("base",), None)
-    program = Path(found.layers[0])
+    program = find_paths(folder, found.layers)[0]
     assert (program / "opt/interpreter/start").stat().st_mode & 0o777 == 0o755
     assert (program / "opt/interpreter/sandyard/engine/interpreter/app.py").is_file()
     assert not (program / "opt/interpreter/sandyard/__init__.py").exists()
@@ -66,7 +65,7 @@ def test_trust_is_the_top_layer(folder: TemplateFolder, templates: Catalogue, mo
     templates.open()
     found = layers(templates, "code-interpreter")
     assert len(found) == 4
-    assert (Path(found[0]) / "etc/pip.conf").is_file()
+    assert (find_paths(folder, found)[0] / "etc/pip.conf").is_file()
 
 
 def test_the_interpreter_is_stale_when_the_base_changes(folder: TemplateFolder) -> None:
@@ -176,7 +175,7 @@ async def test_versions_built_by_others_are_served_without_a_restart(
     async with asyncio.timeout(20):
         while layers(templates, "code-interpreter-v1") == before:
             await asyncio.sleep(0.01)
-    assert str(built.rootfs) in layers(templates, "code-interpreter-v1")
+    assert folder.name_layer(built) in layers(templates, "code-interpreter-v1")
     await templates.close()
 
 

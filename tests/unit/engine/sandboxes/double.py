@@ -23,8 +23,11 @@ from sandyard.engine.contract import (
     Isolation,
     Layers,
     NetworkPolicy,
+    OnDoubt,
+    Room,
     Spec,
     Stats,
+    ignore_doubt,
 )
 from sandyard.kit.errors import FullError, NotFoundError, SandyardError, UnreachableError, UnsupportedError
 
@@ -51,6 +54,10 @@ class Host:
         self.snapshots: dict[str, frozenset[str]] = {}
         self.memories = 0
         self.capacity = 10_000
+        self.available_memory: int | None = None  # unknown
+        self.free_disk = 1 << 40
+        self.full: str | None = None
+        self.away = False  # every verb fails, and no end of a sandbox is noticed
 
     def new_memory(self) -> int:
         self.memories += 1
@@ -100,6 +107,8 @@ class DoubleDriver:
             | {"gvisor": "it is not installed"}
             | ({} if freeze else {"freeze": "no freezer"}),
         )
+        self.on_doubt: OnDoubt = ignore_doubt
+        self._unswept: tuple[set[str], set[str]] | None = None  # what to keep, from an `open` while the host was away
         self.calls: list[tuple[str, str]] = []
         self.denied: list[DeniedAttempt] = []
         self.now_running: dict[str, set[str]] = {}
@@ -151,6 +160,8 @@ class DoubleDriver:
         if self._dead.is_set():
             await asyncio.Event().wait()
         await asyncio.sleep(0)
+        if self.host.away and verb != "open":
+            raise UnreachableError("The host is not responding.")
         fault = self._faults.get((verb, when))
         if isinstance(fault, BaseException):
             raise fault
@@ -192,20 +203,36 @@ class DoubleDriver:
     async def open(self, keep: Collection[Handle], snapshots: Collection[str]) -> Mapping[str, Condition]:
         async with self._verb("open", "host", exclusive=False):
             kept = {handle.id for handle in keep}
-            for sandbox_id in [sandbox_id for sandbox_id in self.host.machines if sandbox_id not in kept]:
-                del self.host.machines[sandbox_id]
-            for snapshot_id in [one for one in self.host.snapshots if one not in set(snapshots)]:
-                del self.host.snapshots[snapshot_id]
+            if self.host.away:
+                self._unswept = (kept, set(snapshots))
+                return {}
+            self._sweep(kept, set(snapshots))
             machines = self.host.machines
             for machine in machines.values():
                 machine.ended = asyncio.Event()
             return {one: machines[one].condition if one in machines else Condition.ABSENT for one in kept}
 
+    def _sweep(self, kept: set[str], snapshots: set[str]) -> None:
+        for sandbox_id in self.host.machines.keys() - kept:
+            del self.host.machines[sandbox_id]
+        for snapshot_id in self.host.snapshots.keys() - snapshots:
+            del self.host.snapshots[snapshot_id]
+
     async def close(self) -> None:
         pass
 
-    def check_room(self) -> None:
-        """Never raise: there is always room."""
+    def come_back(self, *, rebooted: bool) -> None:
+        """The host can be reached again, and everything on it is in doubt."""
+        if rebooted:
+            self.host.reboot()
+        self.host.away = False
+        if self._unswept is not None:
+            self._sweep(*self._unswept)
+            self._unswept = None
+        self.on_doubt(list(self.host.machines), "Its host was restarted" if rebooted else "Its host was away")
+
+    def get_room(self) -> Room:
+        return Room(self.host.available_memory, self.host.free_disk, "/data", self.host.full)
 
     async def wait_for_failure(self) -> str:
         return await asyncio.get_running_loop().create_future()
@@ -249,6 +276,8 @@ class DoubleDriver:
 
     async def wait_for_exit(self, handle: Handle) -> str:
         machine = self._machine(handle)
+        if machine.condition is Condition.STOPPED:
+            return machine.reason or "it is not running"
         await machine.ended.wait()
         if self._dead.is_set():
             await asyncio.Event().wait()

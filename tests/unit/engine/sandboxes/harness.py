@@ -55,7 +55,6 @@ class SandboxesHarness:
         values: dict[str, Any] = {"pool_size": 0, "kill_patience_s": 0.05}
         values |= {"memory_reserve_mb": 0, "disk_reserve_mb": 0, "data_dir": path, "metrics_interval_s": 1000}
         self.settings = EngineSettings(**(values | settings))
-        self.available_memory: int | None = None  # unknown
         self.interrupted: list[tuple[str, str]] = []
 
     async def start(self, *, open_: bool = True) -> Sandboxes:
@@ -70,12 +69,19 @@ class SandboxesHarness:
             clock=self.clock,
             boot_id=self.boot_id,
             get_deadline=self.driver.deadline,
-            read_memory=lambda: self.available_memory,
         )
         self.service.on_interrupted(lambda sandbox_id, reason: self.interrupted.append((sandbox_id, reason)))
         if open_:
             await self.service.open()
         return self.service
+
+    @property
+    def available_memory(self) -> int | None:
+        return self.host.available_memory
+
+    @available_memory.setter
+    def available_memory(self, value: int) -> None:
+        self.host.available_memory = value
 
     async def crash(self) -> None:
         """Simulate kill -9: the driver does nothing more, nothing reaches the database, and no task continues."""

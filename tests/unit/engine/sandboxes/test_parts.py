@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sandyard.engine.contract import Stats
+from sandyard.engine.contract import Room, Stats
 from sandyard.engine.sandboxes.agent import send_settings
-from sandyard.engine.sandboxes.capacity import MIB, Capacity, read_available_memory, read_free_disk
+from sandyard.engine.sandboxes.capacity import MIB, Capacity
 from sandyard.engine.sandboxes.logs import SandboxLogs
 from sandyard.engine.sandboxes.metrics import Series
 from sandyard.engine.sandboxes.model import CreateSandbox, Defaults, LogLevel, LogQuery, Network, OnTimeout
@@ -91,35 +91,41 @@ async def test_timers_notice_that_the_clock_was_set_forward() -> None:
     running.cancel()
 
 
-def test_capacity_is_checked_against_memory_disk_and_the_limit(tmp_path: Path) -> None:
-    assert read_available_memory() > MIB and read_free_disk(tmp_path) > MIB
-    assert read_free_disk(tmp_path / "nowhere") is None
+def test_capacity_is_checked_against_memory_disk_and_the_limit() -> None:
     settings = EngineSettings(memory_reserve_mb=10, disk_reserve_mb=10, max_sandboxes=2)
-    left = {"memory": 100 * MIB, "disk": 100 * MIB, "reads": 0}
+    room, reads = Room(100 * MIB, 100 * MIB, "/data"), 0
 
-    def memory() -> int | None:
-        left["reads"] += 1
-        return left["memory"]
+    def get_room() -> Room:
+        nonlocal reads
+        reads += 1
+        return room
 
     def make_capacity() -> Capacity:
-        return Capacity(settings, (tmp_path,), read_memory=memory, read_disk=lambda path: left["disk"])
+        return Capacity(settings, get_room)
 
     capacity = make_capacity()
     for _ in range(100):
         capacity.check(1)
-    assert left["reads"] <= 2
+    assert reads <= 2
     with pytest.raises(FullError, match="2 of 2"):
         capacity.check(2)
     capacity.check(2, check_count=False)
-    left["memory"] = 5 * MIB
+    with pytest.raises(FullError, match="95 MiB are needed"):
+        capacity.check(1, promised=95 * MIB)
+    room = Room(5 * MIB, 100 * MIB, "/data")
     with pytest.raises(FullError, match="5 MiB of memory"):
         make_capacity().check(0)
     assert make_capacity().is_memory_low()
-    left["memory"] = None
+    room = Room(None, 100 * MIB, "/data")
+    make_capacity().check(0)
     assert not make_capacity().is_memory_low()
-    left["disk"] = MIB
-    with pytest.raises(FullError, match="1 MiB of disk"):
+    room = Room(None, MIB, "/data")
+    with pytest.raises(FullError, match="1 MiB of disk are free at /data"):
         make_capacity().check(0)
+    room = Room(None, None, "/data", "The store is full.")
+    with pytest.raises(FullError, match=r"The store is full\."):
+        make_capacity().check(0)
+    assert make_capacity().find_shortage() == "The store is full."
 
 
 def test_logs_are_bounded_and_searchable(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.contract import Condition, Isolation, Limits, NetworkPolicy
+from sandyard.engine.sandboxes import components, service
 from sandyard.engine.sandboxes.model import Defaults, Network, Template
 from sandyard.kit.errors import SandyardError
 from tests.unit.engine.sandboxes.harness import BASE, SandboxesHarness, expected_settings
@@ -194,3 +195,26 @@ async def test_pooled_sandboxes_with_gvisor_are_frozen_until_they_are_claimed(tm
     assert harness.host.machines[sandbox.id].condition is Condition.RUNNING
     assert sandbox.isolation is Isolation.GVISOR
     await harness.stop()
+
+
+async def test_stop_waits_for_the_removal_of_the_sandbox_that_is_being_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver with a running sandbox would leave its mounts and cgroups on the machine."""
+    monkeypatch.setattr(service, "CLOSE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(components, "BACKGROUND_TIMEOUT_S", 0.05)
+    harness = SandboxesHarness(tmp_path, pool_size=1, pool_gvisor_size=1, gvisor=True, min_isolation="gvisor")
+    await harness.start()
+    await harness.driver.hold("freeze").wait()  # created, and not frozen yet
+    kill_started = harness.driver.hold("kill")
+
+    async def finish_late() -> None:
+        await kill_started.wait()
+        await asyncio.sleep(0.2)
+        harness.driver.clear_faults()
+
+    finishing = asyncio.create_task(finish_late())
+    await harness.service.close()
+    harness.database.close()
+    await finishing
+    assert harness.host.machines == {}

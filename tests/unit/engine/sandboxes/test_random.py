@@ -101,7 +101,12 @@ class Scenario:
             driver.clear_faults()
         elif roll < 0.97:
             await self.crash(reboot=self.random.random() < 0.3)
-        elif roll < 0.98:
+        elif roll < 0.975:
+            if self.harness.host.away:
+                driver.come_back(rebooted=self.random.random() < 0.5)
+            else:
+                self.harness.host.away = True
+        elif roll < 0.985:
             await self.harness.clock.advance(self.random.choice([1, 40, 200]))
         elif self.expected:
             victim = self.random.choice(sorted(self.expected))
@@ -125,6 +130,7 @@ class Scenario:
 
     async def finish(self) -> None:
         self.harness.driver.clear_faults()
+        self.harness.driver.come_back(rebooted=self.random.random() < 0.5)
         await asyncio.wait_for(asyncio.gather(*self.tasks, return_exceptions=True), 20)
         for _ in range(4):
             await self.harness.clock.advance(70)

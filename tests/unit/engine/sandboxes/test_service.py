@@ -545,6 +545,21 @@ async def test_the_missing_reserve_is_named_in_the_error(harness: SandboxesHarne
         await full.stop()
 
 
+async def test_a_driver_without_room_accepts_neither_sandboxes_nor_snapshots(
+    harness: SandboxesHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandyard.engine.sandboxes.capacity.CACHE_SECONDS", -1)
+    sandbox = await harness.create()
+    harness.host.full = "The store is full."
+    with pytest.raises(FullError, match="The store is full"):
+        await harness.create()
+    with pytest.raises(FullError, match="The store is full"):
+        await harness.service.snapshot(sandbox.id)
+    assert harness.service.find_shortage() == "The store is full."
+    harness.host.full = None
+    await harness.create()
+
+
 async def test_concurrent_creates_do_not_exceed_the_limit(tmp_path) -> None:
     full = SandboxesHarness(tmp_path, max_sandboxes=5)
     await full.start()
@@ -584,7 +599,7 @@ async def test_memory_of_a_long_pause_is_moved_to_disk_and_restored(tmp_path) ->
     await harness.stop()
 
 
-async def test_memory_is_moved_to_disk_only_beside_the_reserve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_is_moved_to_disk_only_beside_the_reserve(tmp_path: Path) -> None:
     harness = SandboxesHarness(tmp_path, suspend=True, suspend_after_s=100, disk_reserve_mb=100)
     await harness.start()
     sandboxes = [await harness.create() for _ in range(2)]
@@ -594,7 +609,7 @@ async def test_memory_is_moved_to_disk_only_beside_the_reserve(tmp_path: Path, m
     needed = stats.memory_used + stats.memory_cache
 
     async def retry(free: int) -> list[PauseKind | None]:
-        monkeypatch.setattr(harness.service.components.capacity, "_read_disk", lambda path: free)
+        harness.host.free_disk = free
         await harness.clock.advance(101)
         await harness.settle()
         return sorted(harness.service.get(sandbox.id).pause_kind for sandbox in sandboxes)
@@ -816,12 +831,10 @@ async def test_forks_with_memory_do_not_take_the_memory_that_is_reserved(
     harness.check()
 
 
-async def test_forks_with_memory_do_not_take_the_disk_space_that_is_reserved(
-    gvisor_harness: SandboxesHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_forks_with_memory_do_not_take_the_disk_space_that_is_reserved(gvisor_harness: SandboxesHarness) -> None:
     harness = gvisor_harness
     parent = await harness.create(metadata={"sandyard.isolation": "gvisor"})
-    monkeypatch.setattr(harness.service.components.capacity, "_read_disk", lambda path: 1 << 20)
+    harness.host.free_disk = 1 << 20
     outcomes = await harness.service.fork(parent.id, 2, 60)
     assert all(isinstance(one.error, FullError) and "MiB of disk" in one.error.message for one in outcomes)
     assert "fork_with_memory" not in {call[0] for call in harness.driver.calls}

@@ -41,8 +41,8 @@ class FakeVolumeDriver:
         if (self.folder / volume_id).exists():
             (self.folder / volume_id).rmdir()
 
-    def volume_path(self, volume_id: str) -> Path:
-        return self.folder / volume_id
+    def get_volume_files(self, volume_id: str) -> str:
+        return f"files of {volume_id}"
 
     @property
     def ids(self) -> set[str]:

@@ -21,12 +21,18 @@ from sandyard.engine.contract import (
     Isolation,
     Layers,
     NetworkPolicy,
+    OnDoubt,
+    Room,
     Spec,
     Stats,
+    ignore_doubt,
 )
 from sandyard.engine.drivers.fake import processes
 from sandyard.engine.drivers.fake.faults import Faults, When
 from sandyard.engine.drivers.fake.files import FakeFiles, copy_tree, delete_tree, measure_size
+from sandyard.engine.drivers.layer_names import SNAPSHOT, make_layer_name
+from sandyard.engine.drivers.room import read_room
+from sandyard.engine.drivers.volume_files.files import LocalVolumeFiles, VolumeThreads
 from sandyard.kit.errors import (
     ConflictError,
     NoSpaceError,
@@ -47,7 +53,7 @@ AGENT_MODULE = "sandyard.engine.drivers.fake.agent"
 
 class FakeDriver:
     """Runs sandboxes as plain processes. `faults` makes its operations slow, stuck or failing; `vanish` simulates the
-    unexpected loss of a sandbox."""
+    unexpected loss of a sandbox, `disconnect` and `reconnect` a host that is away for a while."""
 
     name = "fake"
     hairpin = None  # its sandboxes use the host's own network
@@ -71,9 +77,15 @@ class FakeDriver:
                 "volumes": "a volume in a fake sandbox is a symbolic link, and never read-only",
             },
         )
+        self._data_dir = data_dir
         self.files = FakeFiles(data_dir)
         self.agents: dict[str, int] = {}
+        self.on_doubt: OnDoubt = ignore_doubt
+        self._volume_threads = VolumeThreads()
         self._reasons: dict[str, str] = {}
+        self._connected = asyncio.Event()
+        self._connected.set()
+        self._unnoticed: set[int] = set()  # agents that ended while the host was away
 
     async def open(self, keep: Collection[Handle], snapshots: Collection[str]) -> Mapping[str, Condition]:
         async with self._wrap_operation("open"):
@@ -89,13 +101,28 @@ class FakeDriver:
                 await delete_tree(path)
             return {handle.id: self._get_condition(handle.id) for handle in keep}
 
+    def disconnect(self) -> None:
+        """Make the host unreachable: operations fail, and no end of a sandbox is noticed."""
+        self._connected.clear()
+
+    async def reconnect(self, *, restarted: bool = False) -> None:
+        """Make the host reachable again. `restarted`: all processes have ended meanwhile."""
+        if restarted:
+            self._unnoticed.update(self.agents.values())
+            for sandbox_id in tuple(self.agents):
+                await self._end_agent(sandbox_id)
+        self._connected.set()
+        reason = "Its host was restarted" if restarted else "Its host was away"
+        self.on_doubt([path.name for path in self.files.sandboxes.iterdir()], reason)
+
     async def close(self) -> None:
+        self._volume_threads.close()
         async with self._wrap_operation("close"):
             with contextlib.suppress(OSError):
                 self.files.sockets.rmdir()  # only if it is empty
 
-    def check_room(self) -> None:
-        """Do nothing: fake sandboxes have no limit of their own."""
+    def get_room(self) -> Room:
+        return read_room(self._data_dir)
 
     async def wait_for_failure(self) -> str:
         never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -104,7 +131,7 @@ class FakeDriver:
     async def create(self, spec: Spec) -> Handle:
         async with self._wrap_operation("create"):
             _reject_rules(spec.network)
-            return await self._create_sandbox(spec, [Path(layer) for layer in reversed(spec.layers)])
+            return await self._create_sandbox(spec, self.files.find_snapshots(spec.layers))
 
     async def boot(self, handle: Handle, spec: Spec) -> Handle:
         async with self._wrap_operation("boot"):
@@ -125,6 +152,9 @@ class FakeDriver:
         pid = self.agents.get(handle.id)
         if pid is not None:
             code = await processes.wait_for_exit(pid)
+            await self._connected.wait()
+            if pid in self._unnoticed:
+                await asyncio.get_running_loop().create_future()
             status = "" if code is None else f" with exit code {code}"
             self._reasons.setdefault(handle.id, f"The agent ended{status}")
         return self._reasons.get(handle.id, "The agent is gone")
@@ -164,7 +194,7 @@ class FakeDriver:
             target = self.files.snapshots / snapshot_id
             async with self._freeze_during(handle):
                 await copy_tree(self.files.get_root(handle.id), target)
-            return (str(target),)  # a complete copy, which needs no other layers
+            return (make_layer_name(SNAPSHOT, snapshot_id),)  # a complete copy, which needs no other layers
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
         async with self._wrap_operation("delete_snapshot"):
@@ -214,14 +244,14 @@ class FakeDriver:
 
     async def create_volume(self, volume_id: str, size_mb: int) -> None:
         async with self._wrap_operation("create_volume"):
-            self.volume_path(volume_id).mkdir(exist_ok=True)
+            (self.files.volumes / volume_id).mkdir(exist_ok=True)
 
     async def delete_volume(self, volume_id: str) -> None:
         async with self._wrap_operation("delete_volume"):
-            await delete_tree(self.volume_path(volume_id))
+            await delete_tree(self.files.volumes / volume_id)
 
-    def volume_path(self, volume_id: str) -> Path:
-        return self.files.volumes / volume_id
+    def get_volume_files(self, volume_id: str) -> LocalVolumeFiles:
+        return LocalVolumeFiles(self._volume_threads, self.files.volumes / volume_id)
 
     def get_policy(self, sandbox_id: str) -> NetworkPolicy:
         """Return the policy that would be enforced if this driver enforced any."""
@@ -236,6 +266,8 @@ class FakeDriver:
     async def _wrap_operation(self, name: str) -> AsyncIterator[None]:
         """Apply the faults of this operation before and after it, and translate OSError."""
         await self.faults.hit(name, When.BEFORE)
+        if not self._connected.is_set():
+            raise UnreachableError("The host of the sandbox is not responding.")
         try:
             yield
         except OSError as error:
@@ -244,16 +276,14 @@ class FakeDriver:
             raise SandyardError(f"The fake driver failed at {name!r}: {error}.") from error
         await self.faults.hit(name, When.AFTER)
 
-    async def _create_sandbox(self, spec: Spec, layers: list[Path]) -> Handle:
-        """Create a sandbox. `layers` are lowest first. Template layers are not copied: the host's own programs are used
-        instead."""
+    async def _create_sandbox(self, spec: Spec, contents: Sequence[Path]) -> Handle:
+        """Create a sandbox whose files are copies of these directories, lowest first."""
         if self.files.get_root(spec.id).exists():
             raise ConflictError(f"Sandbox {spec.id} already exists.")
         try:
             self.files.get_root(spec.id).mkdir(parents=True)
-            for layer in layers:
-                if layer.is_relative_to(self.files.base):
-                    await copy_tree(layer, self.files.get_root(spec.id))
+            for content in contents:
+                await copy_tree(content, self.files.get_root(spec.id))
             await self._start_agent(spec)
         except BaseException:
             await asyncio.shield(self._remove_sandbox(spec.id))

@@ -11,7 +11,8 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from sandyard.engine.contract import Limits, Mount, NetworkPolicy, Spec
+from sandyard.engine.contract import Layers, Limits, Mount, NetworkPolicy, Spec
+from sandyard.engine.drivers.layer_names import SNAPSHOT, LayerLocation, find_layers
 from sandyard.kit.errors import InvalidInputError, NoSpaceError, NotFoundError, SandyardError
 
 
@@ -30,6 +31,15 @@ class FakeFiles:
     def create_folders(self) -> None:
         for folder in (self.sandboxes, self.snapshots, self.volumes, self.sockets):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def find_snapshots(self, layers: Layers) -> list[Path]:
+        """Return the directories of the snapshots among these layers, lowest first. Layers of templates have none: the
+        host's own programs are used instead."""
+        found = find_layers(
+            [layer for layer in reversed(layers) if layer.startswith((f"{SNAPSHOT}:", f"{self.base}/"))],
+            {SNAPSHOT: LayerLocation(self.snapshots, "")},
+        )
+        return [Path(path) for path in found]
 
     def get_root(self, sandbox_id: str) -> Path:
         return self.sandboxes / sandbox_id / "root"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from sandyard.engine.drivers.room import MEMINFO, read_memory
 from sandyard.kit.errors import FullError
 
 _CACHE_SECONDS = 0.25  # so that a burst of creates reads the value once
@@ -15,7 +16,7 @@ class Memory:
     """The machine's available memory. Limits of sandboxes are maximums and may be overcommitted; what counts is the
     memory that is actually available."""
 
-    def __init__(self, meminfo: Path = Path("/proc/meminfo")) -> None:
+    def __init__(self, meminfo: Path = MEMINFO) -> None:
         self._meminfo = meminfo
         self._read_at = float("-inf")
         self._total = self._available = 0
@@ -28,9 +29,7 @@ class Memory:
         """Raise FullError if the machine's free memory is down to the reserve."""
         now = time.monotonic()
         if now - self._read_at > _CACHE_SECONDS:
-            lines = (line.split() for line in self._meminfo.read_text().splitlines()[:5])
-            table = {words[0]: int(words[1]) << 10 for words in lines}
-            self._total, self._available = table["MemTotal:"], table["MemAvailable:"]
+            self._total, self._available = read_memory(self._meminfo)
             self._read_at = now
         if self._available < self.reserve:
             raise FullError(

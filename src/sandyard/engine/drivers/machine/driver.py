@@ -26,8 +26,11 @@ from sandyard.engine.contract import (
     Isolation,
     Layers,
     NetworkPolicy,
+    OnDoubt,
+    Room,
     Spec,
     Stats,
+    ignore_doubt,
 )
 from sandyard.engine.drivers.machine import adoption, fuse, pause, policies, processes, starter
 from sandyard.engine.drivers.machine.exit_watcher import ExitWatcher, remove_run_directory
@@ -35,8 +38,11 @@ from sandyard.engine.drivers.machine.machine import DriverOptions, Machine, Priv
 from sandyard.engine.drivers.machine.record import Record, parse_record
 from sandyard.engine.drivers.machine.runtime import MemoryImages, Runtime, Starter
 from sandyard.engine.drivers.machine.store.base import VOLUMES
+from sandyard.engine.drivers.room import read_room
+from sandyard.engine.drivers.volume_files.files import LocalVolumeFiles, VolumeThreads
 from sandyard.kit.errors import (
     ConflictError,
+    FullError,
     InvalidInputError,
     NotFoundError,
     SandyardError,
@@ -67,6 +73,8 @@ class MachineDriver:
         self._machine: Machine | None = None
         self._watcher: ExitWatcher
         self._records: dict[str, Record] = {}
+        self._volume_threads = VolumeThreads()
+        self.on_doubt: OnDoubt = ignore_doubt  # never called: the end of a sandbox is always noticed on this machine
 
     # The machine ------------------------------------------------------------------------------------------------------
 
@@ -122,6 +130,7 @@ class MachineDriver:
     async def close(self) -> None:
         if self._machine is None:
             return
+        self._volume_threads.close()
         machine, self._machine = self._machine, None
         runtimes = self.runtimes.values()
         for runtime in runtimes:
@@ -140,8 +149,13 @@ class MachineDriver:
         network = self.machine.network
         return network.hairpin if network is not None else None
 
-    def check_room(self) -> None:
-        self.machine.store.check_room()
+    def get_room(self) -> Room:
+        full = None
+        try:
+            self.machine.store.check_room()
+        except FullError as error:
+            full = error.message
+        return read_room(self._options.data_dir, full)
 
     async def wait_for_failure(self) -> str:
         return await self.machine.store.wait_for_failure()
@@ -263,7 +277,7 @@ class MachineDriver:
 
     def _check_volumes(self, spec: Spec) -> None:
         for mount in spec.mounts:
-            if not self.volume_path(mount.volume).is_dir():
+            if not self._get_volume_path(mount.volume).is_dir():
                 raise NotFoundError(f"Volume {mount.volume} not found.")
 
     def _check_rules(self, policy: NetworkPolicy) -> None:
@@ -518,7 +532,10 @@ class MachineDriver:
     async def delete_volume(self, volume_id: str) -> None:
         await self.machine.store.remove_volume(_check_volume_id(volume_id))
 
-    def volume_path(self, volume_id: str) -> Path:
+    def get_volume_files(self, volume_id: str) -> LocalVolumeFiles:
+        return LocalVolumeFiles(self._volume_threads, self._get_volume_path(volume_id))
+
+    def _get_volume_path(self, volume_id: str) -> Path:
         return self.machine.store.path / VOLUMES / _check_volume_id(volume_id)
 
     # Network ----------------------------------------------------------------------------------------------------------

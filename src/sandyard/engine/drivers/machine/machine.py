@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from sandyard.engine.contract import Capabilities, DeniedAttempt, Hairpin, NetworkPolicy
+from sandyard.engine.contract import Capabilities, DeniedAttempt, Hairpin, Layers, NetworkPolicy
+from sandyard.engine.drivers.layer_names import SHARED, SNAPSHOT, LayerLocation, find_layers
 from sandyard.engine.drivers.machine import fuse, kernel, processes
 from sandyard.engine.drivers.machine import instance as instances
 from sandyard.engine.drivers.machine.capacity import Memory
@@ -23,7 +24,7 @@ from sandyard.engine.drivers.machine.cgroups.tree import ZYGOTE
 from sandyard.engine.drivers.machine.kernel import is_root
 from sandyard.engine.drivers.machine.slots import Slots
 from sandyard.engine.drivers.machine.store import btrfs, image
-from sandyard.engine.drivers.machine.store.base import SANDBOXES, SNAPSHOTS, VOLUMES, Store
+from sandyard.engine.drivers.machine.store.base import SANDBOXES, SHARED_LAYERS, SNAPSHOTS, UPPER, VOLUMES, Store
 from sandyard.engine.drivers.machine.store.cow import CowStore
 from sandyard.engine.drivers.machine.store.plain import PlainStore
 from sandyard.kit.errors import SandyardError
@@ -78,10 +79,11 @@ class PrivilegedFiles(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DriverOptions:
-    """Options of the machine driver. `layer_roots` are the folders of templates. `rootless` None: detected. `store`
-    "plain" disables btrfs."""
+    """Options of the machine driver. `layer_locations` tells where other parts of the engine create layers, by kind;
+    `layer_roots` are further folders with layers. `rootless` None: detected. `store` "plain" disables btrfs."""
 
     data_dir: Path
+    layer_locations: Mapping[str, LayerLocation] = field(default_factory=dict)
     layer_roots: Sequence[Path] = ()
     max_slots: int = 1024
     network: MakeNetwork | None = None
@@ -104,6 +106,7 @@ class Machine:
         self.store: Store
         self.network: Network | None = None
         self.slots: Slots
+        self._layer_locations: Mapping[str, LayerLocation]
         self.title: str  # the command line of the zygote and its agents, by which they are found
         self._missing: dict[str, str] = {}
         self.run_fd = -1  # the directory run/
@@ -128,6 +131,11 @@ class Machine:
                 "Could not start the engine: the zygote of an earlier engine could not be killed. Try again, or restart the machine."
             )
         self.store = await self._open_store(data_dir / "store")
+        self._layer_locations = {
+            **self.options.layer_locations,
+            SNAPSHOT: LayerLocation(self.store.path / SNAPSHOTS, UPPER),
+            SHARED: LayerLocation(self.store.path / SHARED_LAYERS, UPPER),
+        }
         self.cgroups.limit_io(self.options.io, find_disk(self.store.path.resolve()))
         if self.options.network is not None and not self.rootless:
             self.network = self.options.network(known.name, data_dir / "net")
@@ -173,6 +181,15 @@ class Machine:
             self._missing |= self.network.missing
             self._missing.setdefault("egress", self._missing.get("network", "the network can't be used"))
             self.network = None
+
+    @property
+    def layer_roots(self) -> Sequence[Path]:
+        """The folders outside of the store that contain layers."""
+        return (*(location.path for location in self.options.layer_locations.values()), *self.options.layer_roots)
+
+    def find_layers(self, layers: Layers) -> Layers:
+        """Return the directories of these layers on this machine. Raises NotFoundError."""
+        return find_layers(layers, self._layer_locations)
 
     def get_agent_path(self, sandbox: str) -> str:
         """Return a short path whatever the data directory is called, because a unix socket's path has at most 107

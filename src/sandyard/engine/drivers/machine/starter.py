@@ -41,7 +41,8 @@ async def start(
             resources.create()
         finally:
             net, _ = await preparation
-        plan = StartPlan(record.id, slot, record.layers, record.limits, net, record.mounts, record.containers)
+        layers = machine.find_layers(record.layers)
+        plan = StartPlan(record.id, slot, layers, record.limits, net, record.mounts, record.containers)
         started = await starter.launch(plan, resources)
         watcher.watch(record, started.life, started.pidfd, resources.take("stderr"), reports_exit=started.reports_exit)
     except BaseException as error:

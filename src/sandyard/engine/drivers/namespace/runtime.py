@@ -63,7 +63,7 @@ class NamespaceRuntime:
         self._machine, self._watcher, self._on_change = machine, watcher, on_change
         self.launcher = Launcher(
             store=machine.store.path,
-            roots=machine.options.layer_roots,
+            roots=machine.layer_roots,
             cgroups=machine.cgroups,
             instance=machine.instance,
             title=machine.title,

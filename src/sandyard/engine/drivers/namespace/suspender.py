@@ -269,9 +269,8 @@ class Suspender:
                 machine.acquire_network(slot, policy), machine.store.renew(record.id, record.limits.disk_mb)
             )
             resources.create()
-            plan = StartPlan(
-                record.id, slot, record.layers, record.limits, net, record.mounts, record.containers, hold=True
-            )
+            layers = machine.find_layers(record.layers)
+            plan = StartPlan(record.id, slot, layers, record.limits, net, record.mounts, record.containers, hold=True)
             started = await self._starter.launch(plan, resources)
             pidfd = started.pidfd
             yield started.life.pid

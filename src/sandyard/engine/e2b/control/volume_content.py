@@ -3,8 +3,9 @@ with bodies of any size."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -12,19 +13,17 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 
+from sandyard.engine.contract import FileEntry, FileOwner, FileReader, VolumeFiles
 from sandyard.engine.e2b.control import errors, views
 from sandyard.engine.e2b.control.guard import get_credential
 from sandyard.engine.e2b.control.wire import EntryMetadata
 from sandyard.engine.e2b.dataplane.asgi import Receive, discard_body
-from sandyard.engine.volumes.content import Content
-from sandyard.engine.volumes.download import Download
-from sandyard.engine.volumes.model import Entry, Owner
 from sandyard.engine.volumes.service import Volumes
 from sandyard.kit.errors import SandyardError, UnauthenticatedError
 
 PREFIX = "/volumecontent/"
 CHUNK_BYTES = 1 << 20
-"""Bytes passed to a thread at once; with fewer, the handover would cost more than the write."""
+"""Bytes passed to the driver at once; with fewer, the handover to a thread would cost more than the write."""
 # sandboxes may set any file time; these limits keep it within what a datetime can represent
 _MIN_TIME, _MAX_TIME = -(1 << 34), 253_402_300_799
 
@@ -33,16 +32,16 @@ Id = Annotated[int | None, Query(ge=0, le=65535)]
 Mode = Annotated[int | None, Query(ge=0, le=0o7777)]
 
 
-async def _open_content(volume_id: str, request: Request) -> Content:
+async def _get_files(volume_id: str, request: Request) -> VolumeFiles:
     """Authorise with the volume's own token. It grants access to nothing else, and an API key is not accepted."""
     volumes: Volumes = request.app.state.volumes
     volume = volumes.get(volume_id)
     if not volume.token.matches(get_credential(request.scope["headers"])):
         raise UnauthenticatedError("The volume's token is missing or not valid. GET /volumes/{id} returns it.")
-    return volumes.content(volume)
+    return volumes.get_files(volume)
 
 
-Files = Annotated[Content, Depends(_open_content)]
+Files = Annotated[VolumeFiles, Depends(_get_files)]
 
 
 @dataclass(slots=True)
@@ -73,40 +72,35 @@ def make_app(volumes: Volumes) -> FastAPI:
 
     @app.get(root + "/path")
     async def get_metadata(files: Files, path: PathParam) -> Response:
-        return _make_response(await volumes.run(lambda: files.stat(path)))
+        return _make_response(await files.stat(path))
 
     @app.patch(root + "/path")
     async def change(files: Files, path: PathParam, body: EntryMetadata) -> Response:
-        return _make_response(await volumes.run(lambda: files.change(path, Owner(body.uid, body.gid, body.mode))))
+        return _make_response(await files.change(path, FileOwner(body.uid, body.gid, body.mode)))
 
     @app.delete(root + "/path")
     async def remove(files: Files, path: PathParam) -> Response:
-        await volumes.run(lambda: files.remove(path))
+        await files.remove(path)
         return Response(status_code=204)
 
     @app.get(root + "/dir")
     async def list_folder(
         files: Files, path: PathParam, depth: Annotated[int, Query(ge=0, le=2**32 - 1)] = 1
     ) -> Response:
-        def work() -> bytes:
-            return json.dumps([render_entry(entry) for entry in files.list(path, depth)]).encode()
-
-        return Response(await volumes.run(work), media_type="application/json")
+        entries = await files.list(path, depth)  # up to tens of thousands
+        return Response(await asyncio.to_thread(_render_entries, entries), media_type="application/json")
 
     @app.post(root + "/dir")
     async def make_folder(
         files: Files, path: PathParam, *, uid: Id = None, gid: Id = None, mode: Mode = None, force: bool = False
     ) -> Response:
-        owner = Owner(uid, gid, mode)
-        return _make_response(await volumes.run(lambda: files.make_dir(path, owner, force=force)), 201)
+        return _make_response(await files.make_dir(path, FileOwner(uid, gid, mode), force=force), 201)
 
     @app.get(root + "/file")
     async def read(files: Files, path: PathParam) -> Response:
-        download = await volumes.run(lambda: Download.begin(files, path))
-        headers = {"Content-Length": str(download.size)}
-        return StreamingResponse(
-            _stream_download(volumes, download), headers=headers, media_type="application/octet-stream"
-        )
+        reader = await files.open(path)
+        headers = {"Content-Length": str(reader.size)}
+        return StreamingResponse(_stream_file(reader), headers=headers, media_type="application/octet-stream")
 
     @app.put(root + "/file")
     async def write(
@@ -121,13 +115,9 @@ def make_app(volumes: Volumes) -> FastAPI:
     ) -> Response:
         body = _BodyReader(request.receive)
         try:
-            upload = await volumes.begin_upload(files, path, owner=Owner(uid, gid, mode), force=force)
-            try:
-                async for chunk in body.iterate_chunks():
-                    await volumes.run(lambda data=chunk: upload.write(data))  # type: ignore[misc]
-                return _make_response(await volumes.run(upload.finish), 201)
-            finally:
-                await volumes.run(upload.abandon)
+            owner, reserve = FileOwner(uid, gid, mode), volumes.upload_reserve
+            entry = await files.write(path, body.iterate_chunks(), owner, force=force, reserve=reserve)
+            return _make_response(entry, 201)
         except ClientDisconnect:
             return Response(status_code=400)  # the client is gone
         except SandyardError:
@@ -138,19 +128,23 @@ def make_app(volumes: Volumes) -> FastAPI:
     return app
 
 
-async def _stream_download(volumes: Volumes, download: Download) -> AsyncIterator[bytes]:
+async def _stream_file(reader: FileReader) -> AsyncIterator[bytes]:
     try:
-        while chunk := await volumes.run(lambda: download.read(CHUNK_BYTES)):
+        while chunk := await reader.read(CHUNK_BYTES):
             yield chunk
     finally:
-        await volumes.run(download.close)
+        await reader.close()
 
 
-def _make_response(entry: Entry, status: int = 200) -> Response:
+def _make_response(entry: FileEntry, status: int = 200) -> Response:
     return Response(json.dumps(render_entry(entry)), status, media_type="application/json")
 
 
-def render_entry(entry: Entry) -> views.View:
+def _render_entries(entries: Sequence[FileEntry]) -> bytes:
+    return json.dumps([render_entry(entry) for entry in entries]).encode()
+
+
+def render_entry(entry: FileEntry) -> views.View:
     view = {
         "name": entry.name,
         "type": entry.kind.value,

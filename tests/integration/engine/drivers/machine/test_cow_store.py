@@ -154,7 +154,8 @@ async def test_copies_are_independent(store: CowStore) -> None:
     await store.create("one", 100)
     (_upper(store, "one") / "file").write_text("one")
     await store.copy("one", "two", 100, stopped=False)
-    (layer,) = await store.snapshot("one", "snap", stopped=False)
+    assert await store.snapshot("one", "snap", stopped=False) == ("snap:snap",)
+    layer = store.path / "snapshots/snap/upper"
     (_upper(store, "one") / "file").write_text("changed")
     assert (_upper(store, "two") / "file").read_text() == "one"
     await store.remove("one")
@@ -205,7 +206,7 @@ async def test_all_sandboxes_together_stay_within_the_free_space(store: CowStore
 
 async def test_a_nearly_full_disk_rejects_new_sandboxes(store: CowStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.check_room()
-    monkeypatch.setattr(guard, "measure_room", lambda *_: guard.Room(100 << 20, "the disk"))
+    monkeypatch.setattr(guard, "measure_room", lambda *_: guard.StoreRoom(100 << 20, "the disk"))
     watch = guard.SpaceGuard(store.path, None, None)
     with pytest.raises(FullError, match="disk"):
         watch.check()

@@ -38,7 +38,8 @@ async def test_the_files_of_a_running_sandbox_are_copied(store: PlainStore) -> N
     (_upper(store, "one") / "file").write_text("changed")
     assert (_upper(store, "two") / "file").read_text() == "one"
     (layer,) = await store.snapshot("one", "snap", stopped=False)
-    assert Path(layer, "file").read_text() == "changed"
+    assert layer == "snap:snap"
+    assert (store.path / "snapshots/snap/upper/file").read_text() == "changed"
     assert store.list_shared_layers("one") == store.list_shared_layers("two") == ()
 
 
@@ -52,7 +53,7 @@ async def test_the_files_of_a_stopped_sandbox_are_shared_until_unused(store: Pla
     assert store.list_shared_layers("two") == (shared,)
     assert Path(shared, "file").stat().st_ino == inode
     layers = await store.snapshot("two", "snap", stopped=True)
-    assert layers[1:] == (shared,)
+    assert layers[1:] == (f"shared:{Path(shared).parent.name}",)
     await store.remove("one")
     await store.remove("two")
     await store.close(unmount=False)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from sandyard.engine.contract import Layers
 
-SANDBOXES, SNAPSHOTS, VOLUMES = "sandboxes", "snapshots", "volumes"
+SANDBOXES, SNAPSHOTS, VOLUMES, SHARED_LAYERS = "sandboxes", "snapshots", "volumes", "shared"
 UPPER, WORK = "upper", "work"
 VOLUME_OWNER, VOLUME_MODE = 1000, 0o777  # owned by the default user, and writable by everybody in a sandbox
 
@@ -47,8 +47,8 @@ class Store(Protocol):
         """Wait until the store has failed and must be opened again. Return the reason. Cancellable."""
         ...
 
-    def list_shared_layers(self, sandbox: str) -> Layers:
-        """Return the layers between a sandbox's own directory and those it was created from. They were its own directory
+    def list_shared_layers(self, sandbox: str) -> Sequence[str]:
+        """Return the directories of the layers between a sandbox's own directory and those it was created from. They were its own directory
         until it was copied while stopped."""
         ...
 
@@ -62,7 +62,7 @@ class Store(Protocol):
         ...
 
     async def snapshot(self, sandbox: str, snapshot: str, *, stopped: bool) -> Layers:
-        """Take a snapshot. Return the layers on top of those the sandbox was created from."""
+        """Take a snapshot. Return the names of the layers on top of those the sandbox was created from."""
         ...
 
     async def renew(self, sandbox: str, disk_mb: int) -> None:

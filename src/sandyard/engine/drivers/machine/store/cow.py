@@ -8,12 +8,13 @@ import contextlib
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from sandyard.engine.contract import Layers
+from sandyard.engine.drivers.layer_names import SNAPSHOT, make_layer_name
 from sandyard.engine.drivers.machine import kernel
 from sandyard.engine.drivers.machine.errors import translate_os_error
 from sandyard.engine.drivers.machine.store import btrfs, guard
@@ -123,7 +124,7 @@ class CowStore:
             await self.space_guard.broken.wait()
         return f"The store {self.path} is no longer writable: the kernel has made it read-only after an error."
 
-    def list_shared_layers(self, sandbox: str) -> Layers:
+    def list_shared_layers(self, sandbox: str) -> Sequence[str]:
         return ()
 
     async def create(self, sandbox: str, disk_mb: int) -> None:
@@ -151,7 +152,7 @@ class CowStore:
         await self._run_in_thread(
             lambda: btrfs.snapshot(source, target, self.quota_group, read_only=True), "take a snapshot"
         )
-        return (str(target / UPPER),)
+        return (make_layer_name(SNAPSHOT, snapshot),)
 
     async def renew(self, sandbox: str, disk_mb: int) -> None:
         path = self.path / SANDBOXES / sandbox

@@ -37,7 +37,7 @@ _SHRINK_DELAY_S = 30.0  # seconds since the last growth before space is given ba
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class StoreRoom:
     """Bytes that may still be written, and where they are limited."""
 
     left: int
@@ -65,7 +65,7 @@ class Space:
         return min(max(self.growth // _AHEAD_DIVISOR, _MIN_AHEAD), _MAX_AHEAD)
 
 
-def measure_room(store: Path, image: Path | None) -> Room:
+def measure_room(store: Path, image: Path | None) -> StoreRoom:
     """Return the room in a store. `image` is the file that contains it; None if it is a directory of the machine's file
     system."""
     if image is not None:
@@ -73,8 +73,8 @@ def measure_room(store: Path, image: Path | None) -> Room:
     stat = os.statvfs(store)
     free = stat.f_bavail * stat.f_frsize
     rooms = (
-        Room(free - _BTRFS_RESERVE, f"the store {store}"),
-        Room(free - images.get_reserve(store), f"the disk of {store}"),
+        StoreRoom(free - _BTRFS_RESERVE, f"the store {store}"),
+        StoreRoom(free - images.get_reserve(store), f"the disk of {store}"),
     )
     return min(rooms, key=lambda room: room.left)
 
@@ -90,10 +90,10 @@ def measure_space(store: Path, image: Path) -> Space:
     )
 
 
-def _get_room(space: Space, store: Path, image: Path) -> Room:
+def _get_room(space: Space, store: Path, image: Path) -> StoreRoom:
     if space.growth < _STEP:  # the disk keeps the store from growing
-        return Room(space.ahead, f"the store {store}, for which the disk of {image.parent} has no more room,")
-    return Room(space.ahead + space.growth, f"the store {store}")
+        return StoreRoom(space.ahead, f"the store {store}, for which the disk of {image.parent} has no more room,")
+    return StoreRoom(space.ahead + space.growth, f"the store {store}")
 
 
 class SpaceGuard:

@@ -16,19 +16,28 @@ import contextlib
 import json
 import os
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sandyard.engine.contract import Layers
+from sandyard.engine.drivers.layer_names import SHARED, SNAPSHOT, make_layer_name
 from sandyard.engine.drivers.machine import kernel
 from sandyard.engine.drivers.machine.errors import translate_os_error
-from sandyard.engine.drivers.machine.store.base import SANDBOXES, SNAPSHOTS, UPPER, VOLUMES, WORK, prepare_volume
+from sandyard.engine.drivers.machine.store.base import (
+    SANDBOXES,
+    SHARED_LAYERS,
+    SNAPSHOTS,
+    UPPER,
+    VOLUMES,
+    WORK,
+    prepare_volume,
+)
 from sandyard.engine.drivers.machine.store.guard import measure_room
 from sandyard.engine.drivers.machine.store.trees import measure_disk_usage
 from sandyard.kit.errors import FullError
 
-SHARED, TRASH = "shared", "trash"
+TRASH = "trash"
 _STACK_FILE = "stack.json"
 _MIN_ROOM = 256 << 20
 
@@ -53,7 +62,7 @@ class PlainStore:
 
     async def open(self) -> None:
         try:
-            for name in (SANDBOXES, SNAPSHOTS, VOLUMES, SHARED, TRASH):
+            for name in (SANDBOXES, SNAPSHOTS, VOLUMES, SHARED_LAYERS, TRASH):
                 (self.path / name).mkdir(exist_ok=True, mode=0o755)
         except OSError as error:
             raise translate_os_error(error, "The store could not be created") from error
@@ -92,8 +101,8 @@ class PlainStore:
         never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         return await never
 
-    def list_shared_layers(self, sandbox: str) -> Layers:
-        return tuple(str(self.path / SHARED / name / UPPER) for name in self._read_stack(SANDBOXES, sandbox))
+    def list_shared_layers(self, sandbox: str) -> Sequence[str]:
+        return tuple(str(self.path / SHARED_LAYERS / name / UPPER) for name in self._read_stack(SANDBOXES, sandbox))
 
     def _read_stack(self, folder: str, name: str) -> list[str]:
         """Return the names of the shared layers, topmost first."""
@@ -127,14 +136,11 @@ class PlainStore:
         if stopped:
             stack = self._share(sandbox)
             self._create_directory(SNAPSHOTS, snapshot, stack)
-            return tuple(str(self.path / SHARED / name / UPPER) for name in stack)
+            return _name_shared_layers(stack)
         stack = self._read_stack(SANDBOXES, sandbox)
         self._create_directory(SNAPSHOTS, snapshot, stack)
         await self._copy(sandbox, SNAPSHOTS, snapshot)
-        return (
-            str(self.path / SNAPSHOTS / snapshot / UPPER),
-            *(str(self.path / SHARED / name / UPPER) for name in stack),
-        )
+        return (make_layer_name(SNAPSHOT, snapshot), *_name_shared_layers(stack))
 
     async def _copy(self, sandbox: str, folder: str, name: str) -> None:
         paths = {
@@ -149,7 +155,7 @@ class PlainStore:
         path = self.path / SANDBOXES / sandbox
         name = uuid.uuid4().hex
         stack = [name, *self._read_stack(SANDBOXES, sandbox)]
-        shared = self.path / SHARED / name
+        shared = self.path / SHARED_LAYERS / name
         try:
             (shared / UPPER).mkdir(parents=True)
             _replace_file(path / _STACK_FILE, json.dumps(stack))
@@ -206,16 +212,20 @@ class PlainStore:
 
     def _remove_unused_layers(self) -> None:
         """Remove shared layers that no sandbox or snapshot uses any more."""
-        shared = {entry.name for entry in os.scandir(self.path / SHARED)}
+        shared = {entry.name for entry in os.scandir(self.path / SHARED_LAYERS)}
         if shared:
             for folder in (SANDBOXES, SNAPSHOTS):
                 for entry in os.scandir(self.path / folder):
                     shared -= set(self._read_stack(folder, entry.name))
         for name in shared:
-            self._move_to_trash(SHARED, name)
+            self._move_to_trash(SHARED_LAYERS, name)
 
     async def measure_usage(self, sandbox: str) -> int:
         return await asyncio.to_thread(measure_disk_usage, str(self.path / SANDBOXES / sandbox / UPPER))
+
+
+def _name_shared_layers(stack: Sequence[str]) -> Layers:
+    return tuple(make_layer_name(SHARED, name) for name in stack)
 
 
 def _replace_file(path: Path, text: str) -> None:

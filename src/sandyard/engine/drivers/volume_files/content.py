@@ -1,4 +1,4 @@
-"""Operations on the files of a volume: stat, list, create, change, remove. All of them block: call them in a thread."""
+"""Blocking operations on the files of a volume: stat, list, create, change, remove."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandyard.engine.volumes import removal
-from sandyard.engine.volumes.descriptors import (
+from sandyard.engine.contract import FileEntry, FileKind, FileOwner
+from sandyard.engine.drivers.volume_files import removal
+from sandyard.engine.drivers.volume_files.descriptors import (
     OPEN_FOLDER,
     get_proc_path,
     is_file,
@@ -20,8 +21,7 @@ from sandyard.engine.volumes.descriptors import (
     reopen,
     reopen_fd,
 )
-from sandyard.engine.volumes.errors import translate_error
-from sandyard.engine.volumes.model import Entry, EntryKind, Owner
+from sandyard.engine.drivers.volume_files.errors import translate_error
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 
 Parts = tuple[str, ...]
@@ -76,13 +76,13 @@ class Content:
         finally:
             os.close(fd)
 
-    def stat(self, path: str) -> Entry:
+    def stat(self, path: str) -> FileEntry:
         """Return the entry at this path; a link is not followed. Raises NotFoundError."""
         parts = parse_path(path)
         with translate_errors(parts), self.open_root() as root, open_path(root, parts, os.O_PATH | os.O_NOFOLLOW) as fd:
             return make_entry(parts, fd)
 
-    def list(self, path: str, depth: int = 1) -> list[Entry]:
+    def list(self, path: str, depth: int = 1) -> list[FileEntry]:
         """Return the sorted entries of a directory and its subdirectories down to `depth`. Links are not followed."""
         if depth > MAX_DEPTH:
             raise InvalidInputError(f"depth must be between 1 and {MAX_DEPTH}")
@@ -95,7 +95,7 @@ class Content:
                 _walk(folder, parts, max(depth, 1), listing)
         return listing.entries
 
-    def make_dir(self, path: str, owner: Owner, *, force: bool) -> Entry:
+    def make_dir(self, path: str, owner: FileOwner, *, force: bool) -> FileEntry:
         """Create a directory. With `force`, create missing parents and accept an existing directory; otherwise raises
         ConflictError."""
         parts = parse_path(path)
@@ -113,7 +113,7 @@ class Content:
                 with _open_new_folder(parent, _get_name(parts), owner) as created:
                     return make_entry(parts, created)
 
-    def change(self, path: str, owner: Owner) -> Entry:
+    def change(self, path: str, owner: FileOwner) -> FileEntry:
         """Change owner and permissions; values that are None stay unchanged."""
         parts = parse_path(path)
         with translate_errors(parts), self.open_root() as root, open_path(root, parts) as fd:
@@ -145,7 +145,7 @@ class Content:
             return reopen_fd(fd, os.O_RDONLY | os.O_NONBLOCK), os.fstat(fd).st_size
 
     @contextlib.contextmanager
-    def open_parent(self, root: int, parts: Parts, create_as: Owner | None) -> Iterator[int]:
+    def open_parent(self, root: int, parts: Parts, create_as: FileOwner | None) -> Iterator[int]:
         """Open the directory that contains the last part. With `create_as`, create missing directories with that owner."""
         parent_parts = parts[:-1]
         try:
@@ -160,7 +160,7 @@ class Content:
             os.close(fd)
 
 
-def _make_folders(root: int, parts: Parts, owner: Owner) -> int:
+def _make_folders(root: int, parts: Parts, owner: FileOwner) -> int:
     """Create all missing directories on this path and return a descriptor of the last one."""
     folder = os.dup(root)
     try:
@@ -170,7 +170,7 @@ def _make_folders(root: int, parts: Parts, owner: Owner) -> int:
             except FileNotFoundError:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(parts[number - 1], 0o700, dir_fd=folder)
-                    with _open_new_folder(folder, parts[number - 1], Owner(owner.uid, owner.gid)):
+                    with _open_new_folder(folder, parts[number - 1], FileOwner(owner.uid, owner.gid)):
                         pass
                 child = open_fd(root, parts[:number], os.O_PATH | os.O_DIRECTORY)
             os.close(folder)
@@ -181,7 +181,7 @@ def _make_folders(root: int, parts: Parts, owner: Owner) -> int:
 
 
 @contextlib.contextmanager
-def _open_new_folder(parent: int, name: str, owner: Owner) -> Iterator[int]:
+def _open_new_folder(parent: int, name: str, owner: FileOwner) -> Iterator[int]:
     fd = os.open(name, OPEN_FOLDER, dir_fd=parent)
     try:
         set_owner(fd, owner, FOLDER_MODE)
@@ -190,7 +190,7 @@ def _open_new_folder(parent: int, name: str, owner: Owner) -> Iterator[int]:
         os.close(fd)
 
 
-def set_owner(fd: int, owner: Owner, mode: int) -> None:
+def set_owner(fd: int, owner: FileOwner, mode: int) -> None:
     """Set the owner and mode of a new file. Only root can change owners: without root, files stay owned by the engine's
     user, which is root in all its sandboxes, unless another owner was requested explicitly."""
     if os.geteuid() == 0 or owner.uid is not None or owner.gid is not None:
@@ -203,7 +203,7 @@ def set_owner(fd: int, owner: Owner, mode: int) -> None:
 class _Listing:
     """The entries found so far, with limits."""
 
-    entries: list[Entry]
+    entries: list[FileEntry]
     characters: int = 0
 
     def require_room(self, parts: Parts, count: int) -> None:
@@ -214,7 +214,7 @@ class _Listing:
                 "directory, use less depth, or look at it in a sandbox that mounts the volume."
             )
 
-    def add(self, parts: Parts, new_entry: Entry) -> None:
+    def add(self, parts: Parts, new_entry: FileEntry) -> None:
         self.characters += len(new_entry.path) + len(new_entry.target or "")
         self.require_room(parts, 1)
         self.entries.append(new_entry)
@@ -232,7 +232,7 @@ def _walk(folder: int, parts: Parts, depth: int, listing: _Listing) -> None:
             try:
                 new_entry = make_entry((*parts, name), fd)
                 listing.add(parts, new_entry)
-                if depth > 1 and new_entry.kind is EntryKind.DIRECTORY:
+                if depth > 1 and new_entry.kind is FileKind.DIRECTORY:
                     with reopen(fd, os.O_RDONLY | os.O_DIRECTORY) as child:
                         _walk(child, (*parts, name), depth - 1, listing)
             finally:
@@ -243,12 +243,12 @@ def _get_name(parts: Parts) -> str:
     return parts[-1]
 
 
-def make_entry(parts: Parts, fd: int) -> Entry:
+def make_entry(parts: Parts, fd: int) -> FileEntry:
     """Describe the file of a descriptor, under the path that was requested."""
     status = os.fstat(fd)
-    kinds = ((stat.S_ISREG, EntryKind.FILE), (stat.S_ISDIR, EntryKind.DIRECTORY), (stat.S_ISLNK, EntryKind.SYMLINK))
-    kind = next((kind for test, kind in kinds if test(status.st_mode)), EntryKind.UNKNOWN)
-    return Entry(
+    kinds = ((stat.S_ISREG, FileKind.FILE), (stat.S_ISDIR, FileKind.DIRECTORY), (stat.S_ISLNK, FileKind.SYMLINK))
+    kind = next((kind for test, kind in kinds if test(status.st_mode)), FileKind.UNKNOWN)
+    return FileEntry(
         name=_decode_name(parts[-1]) if parts else "/",
         path=_decode_name(format_path(parts)),
         kind=kind,
@@ -259,7 +259,7 @@ def make_entry(parts: Parts, fd: int) -> Entry:
         atime=status.st_atime,
         mtime=status.st_mtime,
         ctime=status.st_ctime,
-        target=_decode_name(os.readlink("", dir_fd=fd)) if kind is EntryKind.SYMLINK else None,
+        target=_decode_name(os.readlink("", dir_fd=fd)) if kind is FileKind.SYMLINK else None,
     )
 
 

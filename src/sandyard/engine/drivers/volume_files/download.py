@@ -1,11 +1,11 @@
-"""Download of a file from a volume, limited to its size when it was opened. All methods block: call them in a thread."""
+"""Download of a file from a volume, limited to its size when it was opened. All methods block."""
 
 from __future__ import annotations
 
 import os
 import threading
 
-from sandyard.engine.volumes.content import Content
+from sandyard.engine.drivers.volume_files.content import Content
 from sandyard.kit.errors import ConflictError
 
 

@@ -1,5 +1,5 @@
 """Upload of a file into a volume. It becomes visible only when it is complete: it has no name until then, and leaves
-nothing behind if the client, the engine or the machine fails. All methods block: call them in a thread."""
+nothing behind if the client, the engine or the machine fails. All methods block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import os
 import secrets
 import threading
 
-from sandyard.engine.volumes.content import (
+from sandyard.engine.contract import FileEntry, FileOwner
+from sandyard.engine.drivers.volume_files.content import (
     FILE_MODE,
     Content,
     Parts,
@@ -19,8 +20,7 @@ from sandyard.engine.volumes.content import (
     set_owner,
     translate_errors,
 )
-from sandyard.engine.volumes.descriptors import get_proc_path, is_folder, open_path
-from sandyard.engine.volumes.model import Entry, Owner
+from sandyard.engine.drivers.volume_files.descriptors import get_proc_path, is_folder, open_path
 from sandyard.kit.errors import ConflictError, InvalidInputError
 
 _SPACE_CHECK_BYTES = 8 << 20  # bytes between two checks of the free space
@@ -29,7 +29,7 @@ _SPACE_CHECK_BYTES = 8 << 20  # bytes between two checks of the free space
 class Upload:
     """One upload. Start it with `begin`, and end it with `finish` or `abandon`."""
 
-    def __init__(self, parts: Parts, parent: int, fd: int, owner: Owner, *, force: bool, reserve: int) -> None:
+    def __init__(self, parts: Parts, parent: int, fd: int, owner: FileOwner, *, force: bool, reserve: int) -> None:
         self._parts = parts
         self._parent = parent
         self._fd = fd
@@ -40,7 +40,7 @@ class Upload:
         self._lock = threading.Lock()  # a cancelled chunk may still be being written when the file is closed
 
     @classmethod
-    def begin(cls, content: Content, path: str, owner: Owner, *, force: bool, reserve: int = 0) -> Upload:
+    def begin(cls, content: Content, path: str, owner: FileOwner, *, force: bool, reserve: int = 0) -> Upload:
         """Start an upload. `force` replaces an existing file and creates missing directories. `reserve` is the number
         of bytes to leave free on the disk. Raises ConflictError or NotFoundError."""
         parts = parse_path(path)
@@ -48,7 +48,7 @@ class Upload:
             raise InvalidInputError("path is not valid: use the path of a file.")
         with translate_errors(parts), content.open_root() as root:
             _check_existing(root, parts, force)
-            with content.open_parent(root, parts, Owner(owner.uid, owner.gid) if force else None) as parent:
+            with content.open_parent(root, parts, FileOwner(owner.uid, owner.gid) if force else None) as parent:
                 fd = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=parent)
                 return cls(parts, os.dup(parent), fd, owner, force=force, reserve=reserve)
 
@@ -65,7 +65,7 @@ class Upload:
             while view:
                 view = view[os.write(self._fd, view) :]
 
-    def finish(self) -> Entry:
+    def finish(self) -> FileEntry:
         """Give the file its name, after it is safely on disk."""
         try:
             with self._lock, translate_errors(self._parts):

@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 
-from sandyard.engine.volumes.descriptors import OPEN_FOLDER
+from sandyard.engine.drivers.volume_files.descriptors import OPEN_FOLDER
 
 _MAX_DEPTH = 32
 _BATCH_ENTRIES = 1000

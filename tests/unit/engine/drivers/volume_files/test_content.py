@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from sandyard.engine.volumes import content as contents
-from sandyard.engine.volumes.content import Content
-from sandyard.engine.volumes.download import Download
-from sandyard.engine.volumes.model import EntryKind, Owner
-from sandyard.engine.volumes.upload import Upload
+from sandyard.engine.contract import FileKind, FileOwner
+from sandyard.engine.drivers.volume_files import content as contents
+from sandyard.engine.drivers.volume_files.content import Content
+from sandyard.engine.drivers.volume_files.download import Download
+from sandyard.engine.drivers.volume_files.upload import Upload
 from sandyard.kit.errors import BusyError, ConflictError, InvalidInputError, NoSpaceError, NotFoundError, SandyardError
 
-ANYBODY = Owner()
+ANYBODY = FileOwner()
 requires_root = pytest.mark.skipif(os.geteuid() != 0, reason="changing owners needs root")
 
 
@@ -43,7 +43,9 @@ def content(volume: Path) -> Content:
     return Content(volume)
 
 
-def write(content: Content, path: str, data: bytes = b"data", *, force: bool = False, owner: Owner = ANYBODY) -> None:
+def write(
+    content: Content, path: str, data: bytes = b"data", *, force: bool = False, owner: FileOwner = ANYBODY
+) -> None:
     upload = Upload.begin(content, path, owner, force=force)
     upload.write(data)
     upload.finish()
@@ -77,7 +79,7 @@ def test_written_files_can_be_read(content: Content) -> None:
     assert (make_entry.name, make_entry.path, make_entry.kind, make_entry.size, make_entry.mode) == (
         "file",
         "/file",
-        EntryKind.FILE,
+        FileKind.FILE,
         5,
         0o644,
     )
@@ -88,14 +90,14 @@ def test_written_files_can_be_read(content: Content) -> None:
 def test_owners_and_modes_are_set(content: Content) -> None:
     write(content, "file")
     assert (content.stat("file").uid, content.stat("file").gid) == (1000, 1000)
-    write(content, "theirs", owner=Owner(12345, 54321, 0o4750))
+    write(content, "theirs", owner=FileOwner(12345, 54321, 0o4750))
     make_entry = content.stat("theirs")
     assert (make_entry.uid, make_entry.gid, make_entry.mode) == (12345, 54321, 0o4750)
-    content.make_dir("a/b", Owner(7, None, 0o700), force=True)
+    content.make_dir("a/b", FileOwner(7, None, 0o700), force=True)
     assert [(content.stat(path).uid, content.stat(path).mode) for path in ("a", "a/b")] == [(7, 0o755), (7, 0o700)]
-    changed = content.change("a/b", Owner(gid=9))
+    changed = content.change("a/b", FileOwner(gid=9))
     assert (changed.uid, changed.gid, changed.mode) == (7, 9, 0o700)
-    assert content.change("a/b", Owner(mode=0o711)).mode == 0o711
+    assert content.change("a/b", FileOwner(mode=0o711)).mode == 0o711
 
 
 def test_existing_files_and_directories_are_kept_without_force(content: Content) -> None:
@@ -109,7 +111,7 @@ def test_existing_files_and_directories_are_kept_without_force(content: Content)
     for path in ("folder", "file", "/"):
         with pytest.raises(ConflictError):
             content.make_dir(path, ANYBODY, force=False)
-    assert content.make_dir("folder", ANYBODY, force=True).kind is EntryKind.DIRECTORY
+    assert content.make_dir("folder", ANYBODY, force=True).kind is FileKind.DIRECTORY
     with pytest.raises(SandyardError):
         content.make_dir("file", ANYBODY, force=True)
     for force in (False, True):
@@ -121,7 +123,7 @@ def test_missing_paths_are_reported(content: Content) -> None:
     for call in (
         lambda: content.stat("none"),
         lambda: content.list("none"),
-        lambda: content.change("none", Owner(mode=0o600)),
+        lambda: content.change("none", FileOwner(mode=0o600)),
         lambda: content.remove("none"),
         lambda: content.open_file("none"),
         lambda: content.make_dir("none/folder", ANYBODY, force=False),
@@ -234,7 +236,7 @@ def test_symbolic_links_do_not_leave_the_volume(content: Content, volume: Path, 
     for path in ("absolute/secret", "relative/secret", "file", "proc/etc/passwd", "loop"):
         for call in (
             lambda path=path: content.open_file(path),
-            lambda path=path: content.change(path, Owner(mode=0o666)),
+            lambda path=path: content.change(path, FileOwner(mode=0o666)),
             lambda path=path: content.list(path),
         ):
             with pytest.raises((NotFoundError, InvalidInputError)):
@@ -255,7 +257,7 @@ def test_symbolic_links_do_not_leave_the_volume(content: Content, volume: Path, 
 def test_operations_on_a_symbolic_link_do_not_touch_its_target(content: Content, volume: Path, outside: Path) -> None:
     (volume / "link").symlink_to(outside / "secret")
     make_entry = content.stat("link")
-    assert (make_entry.kind, make_entry.target) == (EntryKind.SYMLINK, str(outside / "secret"))
+    assert (make_entry.kind, make_entry.target) == (FileKind.SYMLINK, str(outside / "secret"))
     write(content, "link", b"mine", force=True)
     assert read(content, "link") == b"mine"
     assert (outside / "secret").read_text() == "secret"
@@ -289,10 +291,10 @@ def test_pipes_sockets_and_devices_are_never_opened(content: Content, volume: Pa
         os.mknod(volume / "zero", 0o20666, os.makedev(1, 5))
         kinds.append("zero")
     for name in kinds:
-        assert content.stat(name).kind is EntryKind.UNKNOWN
+        assert content.stat(name).kind is FileKind.UNKNOWN
         with pytest.raises(InvalidInputError, match="not a regular file"):
             content.open_file(name)
-        assert content.change(name, Owner(mode=0o600)).mode == 0o600
+        assert content.change(name, FileOwner(mode=0o600)).mode == 0o600
         write(content, name, b"file now", force=True)
         assert read(content, name) == b"file now"
 
@@ -322,7 +324,7 @@ def test_a_directory_swapped_with_a_link_does_not_lead_out_of_the_volume(
                 lambda: read(content, "place/secret"),
                 lambda number=number: write(content, f"place/new{number % 7}", force=False),
                 lambda number=number: content.remove(f"place/new{number % 7}"),
-                lambda: content.change("place/secret", Owner(mode=0o640)),
+                lambda: content.change("place/secret", FileOwner(mode=0o640)),
                 lambda: [make_entry.name for make_entry in content.list("place")],
             ):
                 try:
