@@ -75,7 +75,9 @@ async def list_audit(caller: AdminCaller, filters: Filters, page: Paging, audit:
     responses={200: {"description": "One JSON object per line.", "content": {"application/x-ndjson": {}}}},
 )
 @audited
-async def export_audit(request: Request, caller: AdminStreamCaller, filters: Filters, audit: Audit) -> StreamingResponse:
+async def export_audit(
+    request: Request, caller: AdminStreamCaller, filters: Filters, audit: Audit
+) -> StreamingResponse:
     """Export all matching entries as a stream, newest first. It ends early when you are no longer an administrator."""
 
     async def check_access() -> None:

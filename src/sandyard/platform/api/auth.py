@@ -56,8 +56,9 @@ class _Cookie(SecurityBase):
             "in": "cookie",
             "name": COOKIE,
             "description": (
-                f"Set by `POST /login`. Every request also needs the header `{KEY_HEADER}` with the `key` of that response: the cookie alone "
-                "is refused, because browsers send it to every port of the host. WebSockets and downloads by link need a ticket instead."
+                f"Set by `POST /login`. Every request also needs the header `{KEY_HEADER}` with the `key` of that response: the cookie "
+                "alone is refused, because browsers send it to every port of the host. WebSockets and downloads by link need a ticket "
+                "instead."
             ),
         }
     )
@@ -104,7 +105,9 @@ async def authenticate(connection: HTTPConnection, bearer: Bearer, cookies: Cook
 
 async def _authenticate_cookies(connection: HTTPConnection, cookies: Sequence[str]) -> Principal:
     if connection.scope["type"] == "websocket":
-        raise UnauthenticatedError("A WebSocket cannot be opened with a cookie. Use a ticket (POST /tickets) or an API token.")
+        raise UnauthenticatedError(
+            "A WebSocket cannot be opened with a cookie. Use a ticket (POST /tickets) or an API token."
+        )
     key = connection.headers.get(KEY_HEADER)
     if key is None:
         raise UnauthenticatedError(

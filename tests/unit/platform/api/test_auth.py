@@ -99,7 +99,10 @@ async def test_rejects_cookie_without_its_key(world: World, web: httpx.AsyncClie
     ottos_key = (await world.users.login(token=otto.token)).key.reveal()
     older_key = (await world.users.login(token=maria.token)).key.reveal()
     await web.post("/api/v1/login", json={"token": maria.token})
-    given: list[dict[str, str]] = [{}, *({KEY_HEADER: key} for key in ("1", "", web.cookies[COOKIE], ottos_key, older_key))]
+    given: list[dict[str, str]] = [
+        {},
+        *({KEY_HEADER: key} for key in ("1", "", web.cookies[COOKIE], ottos_key, older_key)),
+    ]
     for headers in given:
         for method, path in (
             ("GET", "who"),
