@@ -52,7 +52,7 @@ export function SignInPage() {
       ({ user }) => setWarning(`You are signed in as ${user.name}.`),
       (error: unknown) => {
         if (!(error instanceof ApiError && error.status === 401)) setWarning(errorMessage(error));
-        else if (getLoginKey() !== null) setWarning("Your session has expired.");
+        else if (getLoginKey() !== null) setWarning("Your login has expired.");
         else mutate({ token: linkToken });
       },
     );
