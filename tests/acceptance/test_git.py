@@ -12,7 +12,7 @@ import pytest
 from tests.acceptance.project_client import Session, create_forge_project, problem
 from tests.forge import GitHub, forge
 from tests.harness.engine import Engine
-from tests.harness.platform import Platform, ok, running, until
+from tests.harness.platform import Platform, ok, running, sign_in, until
 
 pytestmark = pytest.mark.timeout(400)
 SETTINGS = {"RECONCILE_EVERY_S": "2", "HEALTH_EVERY_S": "2", "FORGE_POLL_S": "2", "CREATES_PER_MINUTE": "1000"}
@@ -314,8 +314,8 @@ def _client_of_another_user(platform: Platform) -> httpx.Client:
     """Return a client for a user without access to any project."""
     credentials = {"name": "eve", "password": "correct horse battery"}
     ok(platform.client.post("/users", json={**credentials, "role": "member"}), 201)
-    with httpx.Client(base_url=f"{platform.url}/api/v1", headers={"X-Sandyard-CSRF": "1"}) as browser:
-        ok(browser.post("/login", json=credentials))
+    with httpx.Client(base_url=f"{platform.url}/api/v1") as browser:
+        sign_in(browser, **credentials)
         token = ok(browser.post("/tokens", json={"name": "test"}), 201)["value"]
     client = platform.client
     client.headers["Authorization"] = f"Bearer {token}"

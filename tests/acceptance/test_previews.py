@@ -17,7 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.harness.engine import Engine
-from tests.harness.platform import Platform, ok, running, until
+from tests.harness.platform import Platform, ok, running, sign_in, until
 
 pytestmark = pytest.mark.timeout(400)
 PORT = 3000
@@ -177,8 +177,8 @@ def test_previews_end_at_logout_and_are_refused_to_other_users(platform: Platfor
     member = ok(admin.post("/users", json={"name": "guest", "role": "admin", "password": "long enough words"}), 201)[
         "id"
     ]
-    login = httpx.Client(base_url=f"{platform.url}/api/v1", headers={"X-Sandyard-CSRF": "1"}, timeout=60)
-    ok(login.post("/login", json={"name": "guest", "password": "long enough words"}))
+    login = httpx.Client(base_url=f"{platform.url}/api/v1", timeout=60)
+    sign_in(login, name="guest", password="long enough words")
     url = ok(login.post(f"/sandboxes/{sandbox}/previews", json={"port": PORT}), 201)["url"]
     browser = Browser(platform)
     assert browser.open(url).status_code == 200
@@ -186,7 +186,7 @@ def test_previews_end_at_logout_and_are_refused_to_other_users(platform: Platfor
     until(lambda: browser.get(without_query(url)).status_code == 401)
 
     ok(admin.patch(f"/users/{member}", json={"role": "member"}))
-    ok(login.post("/login", json={"name": "guest", "password": "long enough words"}))
+    sign_in(login, name="guest", password="long enough words")
     assert login.post(f"/sandboxes/{sandbox}/previews", json={"port": PORT}).status_code == 404
     assert login.get(f"/sandboxes/{sandbox}/ports").status_code == 404
 

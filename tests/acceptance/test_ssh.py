@@ -21,7 +21,7 @@ import pytest
 
 from sandyard.kit.listen import free_port
 from tests.harness.engine import Engine
-from tests.harness.platform import Platform, ok, running, until
+from tests.harness.platform import Platform, ok, running, sign_in, until
 
 pytestmark = pytest.mark.timeout(300)
 SANDYARD = str(Path(sys.executable).with_name("sandyard"))
@@ -235,6 +235,6 @@ def test_a_pause_ends_connections_and_connecting_resumes_the_sandbox(
 
 
 def _create_token(platform: Platform, name: str) -> str:
-    with httpx.Client(base_url=f"{platform.url}/api/v1", headers={"X-Sandyard-CSRF": "1"}) as browser:
-        ok(browser.post("/login", json={"name": name, "password": PASSWORD}))
+    with httpx.Client(base_url=f"{platform.url}/api/v1") as browser:
+        sign_in(browser, name=name, password=PASSWORD)
         return str(ok(browser.post("/tokens", json={"name": "laptop"}), 201)["value"])

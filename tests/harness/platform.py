@@ -132,6 +132,11 @@ def until(condition: Callable[[], Any], patience: float = PATIENCE, pause: float
     return value
 
 
+def sign_in(client: httpx.Client, **credentials: str) -> None:
+    """Sign in like a browser: the client keeps the cookie and sends the key of the login with every request."""
+    client.headers["X-Sandyard-CSRF"] = ok(client.post("/login", json=credentials))["key"]
+
+
 def ok(response: httpx.Response, *statuses: int) -> Any:
     """Check that the response has one of these statuses (by default, any success) and return its JSON."""
     assert response.status_code in statuses if statuses else response.is_success, response.text

@@ -195,5 +195,6 @@ def test_sign_in_redirects_only_to_pages_of_this_site(browser: Browser, platform
         page.goto(f"/sign-in?next={evil}#token={platform.token}")
         page.wait_for_url(re.compile("/(welcome|board)"))
         assert page.url.startswith(platform.url)
+        page.evaluate("localStorage.clear()")
         page.close()
     context.close()

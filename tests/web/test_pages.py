@@ -129,8 +129,9 @@ def window(browser: Browser, platform: Platform) -> Iterator[Page]:
     """One page for all tests of this file: opening one for each would take most of the time."""
     context = browser.new_context(base_url=platform.url, viewport=DESKTOP, reduced_motion="reduce")
     context.set_default_timeout(TIMEOUT_MS)
-    login(context, platform.url, token=platform.token)
-    yield context.new_page()
+    page = context.new_page()
+    login(page, platform.url, token=platform.token)
+    yield page
     context.close()
 
 

@@ -74,8 +74,9 @@ def newcomer(browser: Browser, platform: Platform, api: Api) -> Iterator[Page]:
     api.post("/users", role="member", **credentials)
     context = browser.new_context(base_url=platform.url, viewport=DESKTOP, reduced_motion="reduce")
     context.set_default_timeout(TIMEOUT_MS)
-    login(context, platform.url, **credentials)
-    yield context.new_page()
+    page = context.new_page()
+    login(page, platform.url, **credentials)
+    yield page
     context.close()
 
 

@@ -112,13 +112,13 @@ def _prompt_token(server: config.Login) -> str:
 def _login_by_password(server: config.Login, name: str) -> config.Login:
     """Log in with a password, create a token, log out again and keep only the token."""
     password = os.environ.get("SANDYARD_PASSWORD") or click.prompt("Password", hide_input=True, err=True)
-    csrf_header = {"X-Sandyard-CSRF": "1"}
     with connect(server) as client:
-        client.request("POST", "/login", body={"name": name, "password": password}, headers=csrf_header)
+        session = client.request("POST", "/login", body={"name": name, "password": password})
+        headers = {"X-Sandyard-CSRF": session["key"]}
         label = f"sandyard login on {platform.node() or 'a machine'}"
-        token = client.request("POST", "/tokens", body={"name": label}, headers=csrf_header)
+        token = client.request("POST", "/tokens", body={"name": label}, headers=headers)
         with contextlib.suppress(SandyardError):
-            client.request("POST", "/logout", headers=csrf_header)
+            client.request("POST", "/logout", headers=headers)
     return config.Login(server.url, Secret(token["value"]), token["id"])
 
 

@@ -17,6 +17,7 @@ from sandyard.kit.clock import ManualClock
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.vault import Vault
 from sandyard.platform.api.app import build
+from sandyard.platform.api.auth import KEY_HEADER
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Event
 from sandyard.platform.domain.agents.catalogue import AgentCatalogue
@@ -132,6 +133,15 @@ async def client(
     headers = person.headers if person else {}
     async with httpx.AsyncClient(transport=transport, base_url=base, headers=headers) as made:
         yield made
+
+
+async def sign_in(web: httpx.AsyncClient, **credentials: str) -> dict[str, Any]:
+    """Sign in like a browser: the client keeps the cookie and sends the key with every request. Returns the response's body."""
+    answer = await web.post("/api/v1/login", json=credentials)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    web.headers[KEY_HEADER] = found["key"]
+    return found
 
 
 async def everything(pages: httpx.AsyncClient, path: str, **query: Any) -> Iterable[dict[str, Any]]:

@@ -1,5 +1,6 @@
 /** The client of the platform's API: typed by its OpenAPI document, with one error class. */
 import createClient from "openapi-fetch";
+import { addLoginKey } from "./login-key";
 import type { components, paths } from "./schema";
 
 export type Schemas = components["schemas"];
@@ -41,7 +42,7 @@ async function fetchOrThrow(request: Request): Promise<Response> {
 /** Send a request that openapi-fetch does not support: streams and raw bytes. Throws ApiError. */
 export async function fetchRaw(path: string, init: RequestInit = {}): Promise<Response> {
   const headers = new Headers(init.headers);
-  headers.set("X-Sandyard-CSRF", "1");
+  addLoginKey((name, value) => headers.set(name, value));
   const request = new Request(new URL(path, location.origin), { ...init, headers, credentials: "same-origin" });
   const response = await fetchOrThrow(request);
   if (!response.ok) throw await readError(response);
@@ -49,19 +50,26 @@ export async function fetchRaw(path: string, init: RequestInit = {}): Promise<Re
 }
 
 async function readError(response: Response): Promise<ApiError> {
-  const problem = (await response.json().catch(() => ({}))) as Partial<Problem>;
-  if (response.status === 401) for (const listener of signedOutListeners) listener();
-  return new ApiError(response.status, problem);
+  return makeError(response.status, (await response.json().catch(() => ({}))) as Partial<Problem>);
+}
+
+/** Return the error of a response, and tell the listeners if it says that nobody is signed in. */
+export function makeError(status: number, problem: Partial<Problem>): ApiError {
+  if (status === 401) for (const listener of signedOutListeners) listener();
+  return new ApiError(status, problem);
 }
 
 /** Send a request to a route of the platform: `api.GET("/api/v1/tasks", {...})`. Throws ApiError. Only modules in this folder use it. */
 export const api = createClient<paths>({
   baseUrl: location.origin,
   credentials: "same-origin",
-  headers: { "X-Sandyard-CSRF": "1" },
   fetch: fetchOrThrow,
 });
 api.use({
+  onRequest({ request }) {
+    addLoginKey((name, value) => request.headers.set(name, value));
+    return request;
+  },
   async onResponse({ response }) {
     if (!response.ok) throw await readError(response);
     return undefined;

@@ -77,7 +77,7 @@ export interface paths {
         put?: never;
         /**
          * Sign in
-         * @description Sign in and set a cookie.
+         * @description Sign in and set a cookie, which is accepted only with the key of this response.
          */
         post: operations["login_create"];
         delete?: never;
@@ -154,7 +154,7 @@ export interface paths {
         put?: never;
         /**
          * Create ticket
-         * @description Create a ticket, valid once and for 30 seconds, as `?ticket=` of an event stream or a terminal.
+         * @description Create a ticket, valid once and for 30 seconds, as `?ticket=` of an event stream, a terminal or a download.
          */
         post: operations["ticket_create"];
         delete?: never;
@@ -4238,6 +4238,12 @@ export interface components {
         /** LoginResponse */
         LoginResponse: {
             user: components["schemas"]["UserView"];
+            /**
+             * Key
+             * @description The cookie is accepted only with this key in the header `X-Sandyard-CSRF` of every request. It is shown only once.
+             * @example k3x9…
+             */
+            key: string;
         };
         /**
          * McpHeaderView

@@ -8,7 +8,7 @@ from fastapi import Depends, Query, Request
 from fastapi.responses import StreamingResponse
 
 from sandyard.platform.api.audit_middleware import audited
-from sandyard.platform.api.auth import AdminCaller
+from sandyard.platform.api.auth import AdminCaller, AdminStreamCaller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.revocation import end_when_revoked
@@ -75,7 +75,9 @@ async def list_audit(caller: AdminCaller, filters: Filters, page: Paging, audit:
     responses={200: {"description": "One JSON object per line.", "content": {"application/x-ndjson": {}}}},
 )
 @audited
-async def export_audit(request: Request, caller: AdminCaller, filters: Filters, audit: Audit) -> StreamingResponse:
+async def export_audit(
+    request: Request, caller: AdminStreamCaller, filters: Filters, audit: Audit
+) -> StreamingResponse:
     """Export all matching entries as a stream, newest first. It ends early when you are no longer an administrator."""
 
     async def check_access() -> None:

@@ -1,10 +1,15 @@
-"""Authenticate requests: an API token in a header, a browser's cookie, or a one-time ticket where a browser cannot set headers.
+"""Authenticate requests: an API token in a header, a browser's cookie with its key, or a one-time ticket where a browser cannot set headers.
 
-Routes take `caller: Caller` (a user), `AdminCaller` (an administrator) or, for SSE and WebSockets, `StreamCaller`.
+Browsers send a cookie to every port of a host, also to a port that the user has forwarded to a program in a sandbox. The cookie alone
+therefore proves nothing: each request needs the login's key, which pages of other ports cannot read.
+
+Routes take `caller: Caller` (a user) or `AdminCaller` (an administrator). Routes that a browser opens without headers, which are SSE,
+WebSockets and downloads, take `StreamCaller` or `AdminStreamCaller`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -20,12 +25,13 @@ from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.domain.users.service import Users
 
 COOKIE = "sandyard_session"
-CSRF_HEADER = "X-Sandyard-CSRF"
+KEY_HEADER = "X-Sandyard-CSRF"
+"""Header with the key of the login. Requests of other sites cannot have it, so it also protects against those."""
 SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
 
 
 class CrossSiteError(SandyardError):
-    """This request has a session cookie but not the header X-Sandyard-CSRF: 1, which protects against cross-site requests."""
+    """This request was made by a page of another site."""
 
     code, status = "csrf", 403
 
@@ -49,12 +55,18 @@ class _Cookie(SecurityBase):
         {
             "in": "cookie",
             "name": COOKIE,
-            "description": f"Set by `POST /login`. Methods that change data also need the header `{CSRF_HEADER}: 1`.",
+            "description": (
+                f"Set by `POST /login`. Every request also needs the header `{KEY_HEADER}` with the `key` of that response: the cookie "
+                "alone is refused, because browsers send it to every port of the host. WebSockets and downloads by link need a ticket "
+                "instead."
+            ),
         }
     )
 
-    async def __call__(self, connection: HTTPConnection) -> str | None:
-        return connection.cookies.get(COOKIE)
+    async def __call__(self, connection: HTTPConnection) -> Sequence[str]:
+        """Return the values of all cookies of this name: programs on other ports can add some for other paths or domains."""
+        cookies = [one.strip() for header in connection.headers.getlist("cookie") for one in header.split(";")]
+        return [one.removeprefix(f"{COOKIE}=") for one in cookies if one.startswith(f"{COOKIE}=")]
 
 
 class _Ticket(SecurityBase):
@@ -63,7 +75,7 @@ class _Ticket(SecurityBase):
         {
             "in": "query",
             "name": "ticket",
-            "description": "From `POST /tickets`. Valid once, for 30 seconds, to open a stream or a terminal.",
+            "description": "From `POST /tickets`. Valid once, for 30 seconds, to open a stream, a terminal or a download.",
         }
     )
 
@@ -72,35 +84,47 @@ class _Ticket(SecurityBase):
 
 
 Bearer = Annotated[str | None, Depends(_Bearer())]
-Cookie = Annotated[str | None, Depends(_Cookie())]
+Cookies = Annotated[Sequence[str], Depends(_Cookie())]
 Ticket = Annotated[str | None, Depends(_Ticket())]
 
 
-async def authenticate(connection: HTTPConnection, bearer: Bearer, cookie: Cookie) -> Principal:
-    """Return the authenticated user.
-
-    Raises UnauthenticatedError, or CrossSiteError if the cookie may have been sent by another site.
-    """
+async def authenticate(connection: HTTPConnection, bearer: Bearer, cookies: Cookies) -> Principal:
+    """Return the authenticated user. Raises UnauthenticatedError."""
     users = _get_users(connection)
     if bearer is not None:
         principal = await users.authenticate_token(bearer)
         if principal is None:
             raise UnauthenticatedError("The token is invalid, expired or revoked. Use another one.")
-    elif cookie is not None:
-        principal = await users.authenticate_cookie(cookie)
-        if principal is None:
-            raise UnauthenticatedError("Your login has expired. Sign in again.")
-        check_origin(connection)
+    elif cookies:
+        principal = await _authenticate_cookies(connection, cookies)
     else:
         raise UnauthenticatedError("Sign in, or send an API token in the header: Authorization: Bearer sy_…")
     _set_caller(connection, principal)
     return principal
 
 
-async def authenticate_stream(connection: HTTPConnection, bearer: Bearer, cookie: Cookie, ticket: Ticket) -> Principal:
+async def _authenticate_cookies(connection: HTTPConnection, cookies: Sequence[str]) -> Principal:
+    if connection.scope["type"] == "websocket":
+        raise UnauthenticatedError(
+            "A WebSocket cannot be opened with a cookie. Use a ticket (POST /tickets) or an API token."
+        )
+    key = connection.headers.get(KEY_HEADER)
+    if key is None:
+        raise UnauthenticatedError(
+            f"Sign in. A cookie is accepted only with the header {KEY_HEADER} and the key that POST /login returned with the cookie."
+        )
+    principal = await _get_users(connection).authenticate_cookie(cookies, key)
+    if principal is None:
+        raise UnauthenticatedError("Your login has expired. Sign in again.")
+    return principal
+
+
+async def authenticate_stream(
+    connection: HTTPConnection, bearer: Bearer, cookies: Cookies, ticket: Ticket
+) -> Principal:
     """Authenticate like `authenticate`, but also accept a ticket, which is consumed."""
     if ticket is None or bearer is not None:
-        return await authenticate(connection, bearer, cookie)
+        return await authenticate(connection, bearer, cookies)
     principal = await _get_users(connection).authenticate_ticket(ticket)
     if principal is None:
         raise UnauthenticatedError(
@@ -116,22 +140,16 @@ async def authenticate_admin(principal: Caller) -> Principal:
     return principal
 
 
+async def authenticate_admin_stream(principal: StreamCaller) -> Principal:
+    """Authenticate like `authenticate_stream`. Raises ForbiddenError if the caller is not an administrator."""
+    principal.require_admin()
+    return principal
+
+
 Caller = Annotated[Principal, Depends(authenticate)]
 StreamCaller = Annotated[Principal, Depends(authenticate_stream)]
 AdminCaller = Annotated[Principal, Depends(authenticate_admin)]
-
-
-def check_origin(connection: HTTPConnection) -> None:
-    """Reject requests that another site may have sent.
-
-    Browsers send cookies with cross-site requests too. A change needs a header that other sites cannot set, and a WebSocket needs our
-    origin.
-    """
-    if connection.scope["type"] == "websocket":
-        if not is_same_origin(connection):
-            raise CrossSiteError("This WebSocket was opened by a page of another site.")
-    elif connection.scope["method"] not in SAFE_METHODS and connection.headers.get(CSRF_HEADER) != "1":
-        raise CrossSiteError
+AdminStreamCaller = Annotated[Principal, Depends(authenticate_admin_stream)]
 
 
 def is_same_origin(connection: HTTPConnection) -> bool:

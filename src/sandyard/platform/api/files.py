@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from sandyard.platform.api.audit_middleware import add_audit_detail, audited
-from sandyard.platform.api.auth import Caller
+from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.guard import streams_body
 from sandyard.platform.api.large_responses import large_response
@@ -64,7 +64,7 @@ class Uploaded(Model):
 )
 @audited
 async def download(
-    request: Request, caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId, path: Path
+    request: Request, caller: StreamCaller, sandboxes: Sandboxes, sandbox_id: SandboxId, path: Path
 ) -> StreamingResponse:
     """Download a file. A 404 error names the path."""
     add_audit_detail(request, path=path)

@@ -8,7 +8,7 @@ from fastapi import Request, Response
 from pydantic import Field, SecretStr, model_validator
 
 from sandyard.platform.api.audit_middleware import add_audit_detail
-from sandyard.platform.api.auth import COOKIE, Caller, Cookie
+from sandyard.platform.api.auth import COOKIE, KEY_HEADER, Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.guard import body_limit
 from sandyard.platform.api.limits import count_login, login_limited
@@ -46,6 +46,10 @@ class LoginRequest(Input):
 
 class LoginResponse(Model):
     user: UserView
+    key: str = Field(
+        examples=["k3x9…"],
+        description=f"The cookie is accepted only with this key in the header `{KEY_HEADER}` of every request. It is shown only once.",
+    )
 
 
 class Me(Model):
@@ -88,7 +92,7 @@ class TicketView(Model):
 )
 @body_limit(size=BODY_LIMIT, values=BODY_VALUES)
 async def login(body: LoginRequest, request: Request, response: Response, users: Users) -> LoginResponse:
-    """Sign in and set a cookie."""
+    """Sign in and set a cookie, which is accepted only with the key of this response."""
     add_audit_detail(request, target=body.name)
     count_login(request, body.name or "")
     issued = await users.login(
@@ -96,27 +100,27 @@ async def login(body: LoginRequest, request: Request, response: Response, users:
         password=body.password.get_secret_value() if body.password else None,
         token=body.token.get_secret_value() if body.token else None,
     )
-    principal = await users.authenticate_cookie(issued.value.reveal())
-    assert principal is not None, "a new cookie is valid"
+    cookie, key = issued.cookie.reveal(), issued.key.reveal()
+    principal = await users.authenticate_cookie([cookie], key)
+    assert principal is not None, "a new login is valid"
     request.state.principal = principal
     settings = request.app.state.services.settings
     response.set_cookie(
         COOKIE,
-        issued.value.reveal(),
+        cookie,
         max_age=settings.login_days * 86400,
         path="/",
         secure=(settings.public_url or "").startswith("https:"),
         httponly=True,
         samesite="strict",
     )
-    return LoginResponse(user=UserView.model_validate(await users.get(principal, principal.user_id)))
+    return LoginResponse(user=UserView.model_validate(await users.get(principal, principal.user_id)), key=key)
 
 
 @router.post("/logout", name="login.delete", status_code=204)
-async def logout(caller: Caller, cookie: Cookie, response: Response, users: Users) -> None:
+async def logout(caller: Caller, response: Response, users: Users) -> None:
     """Sign out: end the login that the cookie belongs to. With a token, does nothing."""
-    if cookie is not None and caller.means.startswith("cookie:"):
-        await users.logout(cookie)
+    await users.logout(caller)
     response.delete_cookie(COOKIE, path="/")
 
 
@@ -144,7 +148,7 @@ async def change_password(caller: Caller, body: PasswordChange, request: Request
 
 @router.post("/tickets", name="ticket.create", status_code=201)
 async def create_ticket(caller: Caller, users: Users) -> TicketView:
-    """Create a ticket, valid once and for 30 seconds, as `?ticket=` of an event stream or a terminal."""
+    """Create a ticket, valid once and for 30 seconds, as `?ticket=` of an event stream, a terminal or a download."""
     issued = await users.create_ticket(caller)
     assert issued.expires_at is not None
     return TicketView(ticket=issued.value.reveal(), expires_at=issued.expires_at)

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sandyard import __version__
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.listen import is_loopback
-from sandyard.platform.api.auth import Bearer, Cookie, authenticate
+from sandyard.platform.api.auth import Bearer, Cookies, authenticate
 from sandyard.platform.api.routers import PREFIX, api_router
 from sandyard.platform.db.models import Command, Event, Sandbox
 
@@ -106,10 +106,10 @@ class MetricsMiddleware:
     response_class=Response,
     responses={200: {"description": "Prometheus text format.", "content": {"text/plain": {}}}},
 )
-async def metrics(request: Request, bearer: Bearer, cookie: Cookie) -> Response:
+async def metrics(request: Request, bearer: Bearer, cookies: Cookies) -> Response:
     """Get metrics. No authentication is needed from this machine; others need a token."""
     if not _is_local(request):
-        await authenticate(request, bearer, cookie)
+        await authenticate(request, bearer, cookies)
     collected: Metrics = request.app.state.metrics
     return Response(await collected.render(request.app.state.services), media_type=CONTENT_TYPE_LATEST)
 

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sandyard.kit.connections import get_address_group
 from sandyard.kit.server import is_client_gone
-from sandyard.platform.api.auth import COOKIE
+from sandyard.platform.api.auth import COOKIE, KEY_HEADER
 from sandyard.platform.api.problems import make_problem
 
 SLOTS = 16
@@ -115,10 +115,17 @@ def release_request_slot(connection: HTTPConnection) -> None:
 
 
 def _get_credential_digest(scope: Scope) -> bytes | None:
-    """Return the digest of the API token or cookie, which is not verified here, or None without one."""
+    """Return the digest of the API token, or of the cookie and its key, which are not verified here. None without one.
+
+    A program that knows only a user's cookie must not take the user's slots.
+    """
     connection = HTTPConnection(scope)
     given = connection.headers.get("authorization")
-    credential = connection.cookies.get(COOKIE) if given is None else given.partition(" ")[2].strip()
+    if given is not None:
+        credential = given.partition(" ")[2].strip()
+    else:
+        cookie, key = connection.cookies.get(COOKIE), connection.headers.get(KEY_HEADER)
+        credential = f"{cookie} {key}" if cookie and key else ""
     return hashlib.sha256(credential.encode()).digest() if credential else None
 
 

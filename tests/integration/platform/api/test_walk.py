@@ -250,11 +250,18 @@ class RouteWalk:
                 yield Route(str(context.name), method, str(context.path), operation, document["components"]["schemas"])
 
     async def call(
-        self, route: Route, ids: dict[str, str], person: Person | None, *, ids_in_body: bool = False
+        self,
+        route: Route,
+        ids: dict[str, str],
+        person: Person | None,
+        *,
+        ids_in_body: bool = False,
+        headers: dict[str, str] | None = None,
     ) -> tuple[int, str]:
         """Return status and body, without what differs between calls. `ids_in_body`: also put ids in the body or the query."""
+        headers = {**(person.headers if person else {}), **(headers or {})}
         if route.method == "WS":
-            messages = await connect(self.app, route.url(ids), person.headers if person else {})
+            messages = await connect(self.app, route.url(ids), headers)
             status, problem = denial(messages)
             return status, _normalize(json.dumps(problem), ids)
         # called from another machine: local callers may do more
@@ -263,8 +270,9 @@ class RouteWalk:
             named = {name: ids[_snake(name)] for name in route.body_and_query_ids if _snake(name) in ids}
             body = {"json": body["json"] | named} if "json" in body else body
             query |= {} if "json" in body else named
-        async with client(self.app, person, peer="10.0.0.7") as web:
-            response = await web.request(route.method, route.url(ids), params=query, timeout=60, **body)
+        async with client(self.app, peer="10.0.0.7") as web:
+            url = route.url(ids)
+            response = await web.request(route.method, url, params=query, headers=headers, timeout=60, **body)
         if response.status_code >= 400:
             assert response.headers["content-type"] == "application/problem+json" or not response.content, route
         return response.status_code, _normalize(response.text, ids)
@@ -400,6 +408,26 @@ async def test_anonymous_callers_are_rejected_on_every_route(walk: RouteWalk) ->
         assert SECRET not in body and "owner" not in body, route.name
         checked += 1
     assert checked > 25
+    assert await walk.read_rows() == before
+
+
+async def test_a_cookie_without_its_key_is_rejected_on_every_route(walk: RouteWalk) -> None:
+    """Browsers send the cookie to every port of the host, also to a program in a sandbox whose port was forwarded."""
+
+    async def log_in() -> tuple[str, str]:
+        async with client(walk.app) as web:
+            answer = await web.post("/api/v1/login", json={"token": walk.owner.token})
+            return web.cookies["sandyard_session"], answer.json()["key"]
+
+    (cookie, _), (_, other_key) = await log_in(), await log_in()
+    before = await walk.read_rows()
+    for key in (None, "1", other_key):
+        headers = {"cookie": f"sandyard_session={cookie}", **({"X-Sandyard-CSRF": key} if key else {})}
+        for route in walk.routes():
+            if route.name not in OPEN | SIGNED:
+                status, body = await walk.call(route, walk.existing_ids, None, headers=headers)
+                assert status == 401, (route.name, key, status, body)
+                assert SECRET not in body and "owner" not in body, route.name
     assert await walk.read_rows() == before
 
 

@@ -6,10 +6,10 @@ import httpx
 import pytest
 from fastapi import WebSocket
 
-from sandyard.platform.api.auth import AdminCaller, Caller, StreamCaller
+from sandyard.platform.api.auth import COOKIE, KEY_HEADER, AdminCaller, AdminStreamCaller, Caller, StreamCaller
 from sandyard.platform.api.routers import api_router
 from tests.unit.platform.api.sockets import connect, denial
-from tests.unit.platform.world import PASSWORD, ROOT, World, client
+from tests.unit.platform.world import PASSWORD, ROOT, World, client, sign_in
 
 router = api_router("test")
 
@@ -32,6 +32,11 @@ async def admin(caller: AdminCaller) -> str:
 @router.get("/stream", name="test.stream")
 async def stream(caller: StreamCaller) -> str:
     return f"{caller.name} {caller.means}"
+
+
+@router.get("/admin-stream", name="test.admin_stream")
+async def admin_stream(caller: AdminStreamCaller) -> str:
+    return caller.name
 
 
 @router.websocket("/socket", name="test.socket")
@@ -67,23 +72,66 @@ async def test_rejects_invalid_token(web: httpx.AsyncClient, given: str | None) 
 
 async def test_rejects_bad_token_despite_valid_cookie(world: World, web: httpx.AsyncClient) -> None:
     maria = await world.person("maria")
-    await web.post("/api/v1/login", json={"token": maria.token})
+    await sign_in(web, token=maria.token)
     assert (await web.get("/api/v1/who")).status_code == 200
     assert (await web.get("/api/v1/who", headers={"Authorization": "Bearer sy_x"})).status_code == 401
 
 
-async def test_cookies_and_csrf(world: World, web: httpx.AsyncClient) -> None:
+async def test_signs_in_and_out_with_cookie_and_key(world: World, web: httpx.AsyncClient) -> None:
     await world.person("maria", password=PASSWORD)
     answer = await web.post("/api/v1/login", json={"name": "maria", "password": PASSWORD})
     assert answer.status_code == 200 and answer.json()["user"]["name"] == "maria"
     cookie = answer.headers["set-cookie"].lower()
     assert "httponly" in cookie and "samesite=strict" in cookie and "path=/" in cookie and "secure" not in cookie
+    key = answer.json()["key"]
+    assert key not in cookie
+    web.headers[KEY_HEADER] = key
     assert (await web.get("/api/v1/who")).json().startswith("maria cookie:lgn_")
-    answer = await web.post("/api/v1/change")
-    assert answer.status_code == 403 and answer.json()["code"] == "csrf"
-    assert (await web.post("/api/v1/change", headers={"X-Sandyard-CSRF": "1"})).status_code == 200
-    assert (await web.post("/api/v1/logout", headers={"X-Sandyard-CSRF": "1"})).status_code == 204
+    assert (await web.post("/api/v1/change")).status_code == 200
+    assert (await web.post("/api/v1/logout")).status_code == 204
+    web.cookies[COOKIE] = cookie.partition(";")[0].partition("=")[2]
     assert (await web.get("/api/v1/who")).status_code == 401
+
+
+async def test_rejects_cookie_without_its_key(world: World, web: httpx.AsyncClient) -> None:
+    """A program on another port of the user's machine gets the cookie."""
+    maria, otto = await world.person("maria"), await world.person("otto")
+    ottos_key = (await world.users.login(token=otto.token)).key.reveal()
+    older_key = (await world.users.login(token=maria.token)).key.reveal()
+    await web.post("/api/v1/login", json={"token": maria.token})
+    given: list[dict[str, str]] = [
+        {},
+        *({KEY_HEADER: key} for key in ("1", "", web.cookies[COOKIE], ottos_key, older_key)),
+    ]
+    for headers in given:
+        for method, path in (
+            ("GET", "who"),
+            ("POST", "change"),
+            ("GET", "stream"),
+            ("GET", "me"),
+            ("POST", "tokens"),
+            ("POST", "tickets"),
+            ("POST", "logout"),
+        ):
+            answer = await web.request(method, f"/api/v1/{path}", headers=headers, json={"name": "stolen"})
+            assert answer.status_code == 401 and answer.json()["code"] == "unauthenticated", (path, headers)
+            assert "set-cookie" not in answer.headers
+
+
+async def test_cookies_set_by_other_programs_change_nothing(world: World, web: httpx.AsyncClient) -> None:
+    """Programs on other ports can add cookies of the same name, also valid ones of other users, but cannot know the key."""
+    maria, otto = await world.person("maria"), await world.person("otto")
+    key = (await sign_in(web, token=maria.token))["key"]
+    own = f"{COOKIE}={web.cookies[COOKIE]}"
+    login = await world.users.login(token=otto.token)
+    foreign = f"{COOKIE}={login.cookie.reveal()}"
+    web.cookies.clear()
+    for cookie in (f"{foreign}; {own}", f"{own}; {foreign}", f"a=1;{own};{foreign}; {COOKIE}=; {COOKIE}"):
+        answer = await web.get("/api/v1/who", headers={"cookie": cookie, KEY_HEADER: key})
+        assert answer.json().startswith("maria cookie:"), cookie
+    for cookie in (foreign, f"x{own}", f"{COOKIE}=", ""):
+        answer = await web.get("/api/v1/who", headers={"cookie": cookie, KEY_HEADER: key})
+        assert answer.status_code == 401, cookie
 
 
 async def test_ticket_opens_one_stream(world: World, web: httpx.AsyncClient) -> None:
@@ -98,6 +146,7 @@ async def test_ticket_opens_one_stream(world: World, web: httpx.AsyncClient) -> 
     assert (await web.get(f"/api/v1/who?ticket={one}")).status_code == 401
     assert (await web.get(f"/api/v1/stream?ticket={one}")).json().startswith("maria token:tok_")
     assert (await web.get(f"/api/v1/stream?ticket={one}")).status_code == 401
+    assert (await web.get(f"/api/v1/admin-stream?ticket={await ticket()}")).status_code == 403
     two = await ticket()
     await world.clock.advance(30)
     assert (await web.get(f"/api/v1/stream?ticket={two}")).status_code == 401
@@ -106,27 +155,26 @@ async def test_ticket_opens_one_stream(world: World, web: httpx.AsyncClient) -> 
 
 async def test_sockets(world: World) -> None:
     maria, app = await world.person("maria"), world.app(router)
-    cookie = (await world.users.login(token=maria.token)).value.reveal()
+    login = await world.users.login(token=maria.token)
     ticket = (await world.users.create_ticket(maria.principal)).value.reveal()
-    own = {"cookie": f"sandyard_session={cookie}"}
+    cookie = {"cookie": f"{COOKIE}={login.cookie.reveal()}"}
     for url, headers in (
         ("/api/v1/socket", maria.headers),
         (f"/api/v1/socket?ticket={ticket}", {}),
-        ("/api/v1/socket", own),
-        ("/api/v1/socket", {**own, "origin": "http://localhost:8700"}),
     ):
         said = await connect(app, url, headers)
         assert said[0]["type"] == "websocket.accept" and said[1]["text"] == "maria", said
     assert denial(await connect(app, "/api/v1/socket"))[0] == 401
     assert denial(await connect(app, f"/api/v1/socket?ticket={ticket}"))[0] == 401
-    for origin in ("http://localhost:3000", "https://evil.example", "null"):
-        status, body = denial(await connect(app, "/api/v1/socket", {**own, "origin": origin}))
-        assert status == 403 and body["code"] == "csrf"
+    for headers in ({}, {"origin": "http://localhost:8700"}, {KEY_HEADER: "1"}, {KEY_HEADER: login.key.reveal()}):
+        status, body = denial(await connect(app, "/api/v1/socket", {**cookie, **headers}))
+        assert status == 401 and "ticket" in body["detail"]
 
 
 async def test_disabled_user_loses_access(world: World, web: httpx.AsyncClient) -> None:
     maria = await world.person("maria")
-    await web.post("/api/v1/login", json={"token": maria.token})
+    await sign_in(web, token=maria.token)
+    assert (await web.get("/api/v1/who")).status_code == 200
     await world.users.update(ROOT, maria.principal.user_id, disabled=True)
     assert (await web.get("/api/v1/who")).status_code == 401
     assert (await web.get("/api/v1/who", headers=maria.headers)).status_code == 401

@@ -124,7 +124,7 @@ async def test_requires_token(place: Place) -> None:
             assert answer.headers["www-authenticate"].startswith("Bearer")
         login = await web.post(f"{place.url.removesuffix('/mcp')}/api/v1/login", json={"token": maria.token})
         assert login.status_code == 200 and web.cookies
-        answer = await web.post(place.url, json=INITIALIZE, headers={"X-Sandyard-CSRF": "1"})
+        answer = await web.post(place.url, json=INITIALIZE, headers={"X-Sandyard-CSRF": login.json()["key"]})
         assert answer.status_code == 401  # a cookie is not a token
 
 

@@ -12,9 +12,7 @@ import pytest
 
 from sandyard.platform.domain.projects import patterns
 from sandyard.platform.domain.projects.model import ProjectSettings
-from tests.unit.platform.world import PASSWORD, World, client, everything
-
-CSRF = {"X-Sandyard-CSRF": "1"}
+from tests.unit.platform.world import PASSWORD, World, client, everything, sign_in
 
 
 class ApiClients:
@@ -54,7 +52,8 @@ async def test_users(clients: ApiClients) -> None:
     assert changed.json()["role"] == "admin" and changed.json()["name"] == "eva"
     async with client(clients.world.app()) as web:
         login = {"name": "eva", "password": PASSWORD}
-        assert (await web.post("/api/v1/login", json=login)).status_code == 200
+        await sign_in(web, **login)
+        assert (await web.get("/api/v1/me")).status_code == 200
         assert (await clients.chief.delete(f"/api/v1/users/{eve['id']}")).status_code == 204
         assert (await clients.chief.delete(f"/api/v1/users/{eve['id']}")).status_code == 204
         assert (await web.get("/api/v1/me")).status_code == 401
@@ -111,12 +110,12 @@ async def test_change_own_password(clients: ApiClients) -> None:
     assert (await clients.maria.get("/api/v1/me")).json()["hasPassword"] is True
     async with client(app) as here, client(app) as elsewhere:
         for web in (here, elsewhere):
-            assert (await web.post("/api/v1/login", json=login)).status_code == 200
+            await sign_in(web, **login)
         for body in (first, {**first, "currentPassword": "wrong"}):
-            refused = await here.put(path, json=body, headers=CSRF)
+            refused = await here.put(path, json=body)
             assert refused.status_code == 403 and refused.json()["code"] == "wrong_password"
         new = {"currentPassword": PASSWORD, "password": "another horse battery"}
-        changed = await here.put(path, json=new, headers=CSRF)
+        changed = await here.put(path, json=new)
         assert changed.status_code == 204
         assert (await here.get("/api/v1/me")).status_code == 200, "this login stays valid"
         assert (await elsewhere.get("/api/v1/me")).status_code == 401, "other logins end"

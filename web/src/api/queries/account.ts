@@ -1,8 +1,9 @@
 /** The signed-in user. */
 import { queryOptions, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useCallback } from "react";
-import { api, type Schemas, unwrap } from "../client";
+import { ApiError, api, type Schemas, unwrap } from "../client";
 import { keys } from "../keys";
+import { setLoginKey } from "../login-key";
 import { defineMutation } from "../mutation";
 
 export const meQuery = queryOptions({
@@ -24,20 +25,31 @@ export function useReadMe(): () => Promise<Schemas["Me"]> {
   return useCallback(() => client.fetchQuery(meQuery), [client]);
 }
 
+const NO_COOKIE =
+  "Signing in worked, but your browser does not send the cookie. Allow cookies for this address, or delete the ones it has, and try again.";
+
 type Credentials = { token: string } | { name: string; password: string };
 
 /** Sign in, forget everything that was cached for another user, and read the new user. `onSuccess` is called after that. */
 export const useSignIn = defineMutation({
   request: async (credentials: Credentials, client) => {
-    await unwrap(api.POST("/api/v1/login", { body: credentials }));
+    const { key } = await unwrap(api.POST("/api/v1/login", { body: credentials }));
+    setLoginKey(key);
     client.clear();
-    await client.fetchQuery(meQuery);
+    try {
+      await client.fetchQuery(meQuery);
+    } catch (error) {
+      throw error instanceof ApiError && error.status === 401 ? new Error(NO_COOKIE) : error;
+    }
   },
 });
 
 export const useSignOut = defineMutation({
   request: () => unwrap(api.POST("/api/v1/logout")),
-  onSuccess: (client) => client.clear(),
+  onSuccess: (client) => {
+    setLoginKey(null);
+    client.clear();
+  },
 });
 
 export const useChangePassword = defineMutation({

@@ -1,9 +1,12 @@
 /** The files of a sandbox. */
 import { useQuery } from "@tanstack/react-query";
-import { ApiError, api, fetchRaw, type Problem, unwrap } from "../client";
+import { saveUrl } from "@/lib/save-file";
+import { ApiError, api, fetchRaw, makeError, type Problem, unwrap } from "../client";
 import { keys } from "../keys";
+import { addLoginKey } from "../login-key";
 import { defineMutation } from "../mutation";
 import type { FileEntry } from "../types";
+import { addTicket } from "./tickets";
 
 /** The entries of a folder: folders first, then files, by name. */
 export const useFolder = (sandboxId: string, path: string) =>
@@ -39,7 +42,7 @@ export async function containsAny(sandboxId: string, folder: string, files: File
   return false;
 }
 
-export function fileUrl(sandboxId: string, path: string): string {
+function fileUrl(sandboxId: string, path: string): string {
   return `/api/v1/sandboxes/${encodeURIComponent(sandboxId)}/files?path=${encodeURIComponent(path)}`;
 }
 
@@ -113,6 +116,12 @@ export const useDeleteFile = defineMutation({
   onSuccess: (client, _, { sandboxId }) => void client.invalidateQueries({ queryKey: keys.files(sandboxId) }),
 });
 
+/** Download a file. The browser saves it while it arrives, so its size does not matter. */
+export const useDownloadFile = defineMutation({
+  request: async ({ sandboxId, path, name }: { sandboxId: string; path: string; name: string }) =>
+    saveUrl(await addTicket(fileUrl(sandboxId, path)), name),
+});
+
 /** Upload a file and report progress from 0 to 1, which `fetch` does not support. */
 export function uploadFile(
   sandboxId: string,
@@ -124,7 +133,7 @@ export function uploadFile(
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
     request.open("PUT", fileUrl(sandboxId, path));
-    request.setRequestHeader("X-Sandyard-CSRF", "1");
+    addLoginKey((name, value) => request.setRequestHeader(name, value));
     request.setRequestHeader("Content-Type", "application/octet-stream");
     request.upload.onprogress = (event) => onProgress(event.total ? event.loaded / event.total : 0);
     request.onload = () => (request.status < 300 ? resolve() : reject(makeUploadError(request)));
@@ -142,8 +151,8 @@ export function uploadFile(
 
 function makeUploadError(request: XMLHttpRequest): ApiError {
   try {
-    return new ApiError(request.status, JSON.parse(request.responseText) as Partial<Problem>);
+    return makeError(request.status, JSON.parse(request.responseText) as Partial<Problem>);
   } catch {
-    return new ApiError(request.status, {});
+    return makeError(request.status, {});
   }
 }

@@ -1,7 +1,10 @@
 /** The platform itself: usage, audit log, health, documentation. */
 import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
+import { saveUrl } from "@/lib/save-file";
 import { api, unwrap } from "../client";
 import { keys } from "../keys";
+import { defineMutation } from "../mutation";
+import { addTicket } from "./tickets";
 
 /** Model usage by day since a day in UTC, such as `2026-01-31`. */
 export const useUsageDays = (since: string, projectId?: string, options: { enabled?: boolean } = {}) =>
@@ -28,11 +31,13 @@ export const useAuditLog = (filters: AuditFilters) =>
     getNextPageParam: (last) => last.nextCursor ?? undefined,
   });
 
-/** The address of a download of all entries that match the filters, streamed by the platform. */
-export function auditExportUrl(filters: AuditFilters): string {
-  const set = Object.entries(filters).filter((pair): pair is [string, string] => Boolean(pair[1]));
-  return `/api/v1/audit/export?${new URLSearchParams(set)}`;
-}
+/** Download all entries that match the filters, streamed by the platform. */
+export const useExportAuditLog = defineMutation({
+  request: async (filters: AuditFilters) => {
+    const set = Object.entries(filters).filter((pair): pair is [string, string] => Boolean(pair[1]));
+    saveUrl(await addTicket(`/api/v1/audit/export?${new URLSearchParams(set)}`), "audit.ndjson");
+  },
+});
 
 export const useHealth = () =>
   useQuery({ queryKey: keys.health(), queryFn: () => unwrap(api.GET("/health")), staleTime: 0 });

@@ -104,6 +104,3 @@ export const useCloseTerminal = defineMutation({
     ),
   onSettled: (client, { sandboxId }) => client.invalidateQueries({ queryKey: keys.terminals(sandboxId) }),
 });
-
-/** Create a one-time ticket that opens a WebSocket in place of the cookie. */
-export const createTicket = async (): Promise<string> => (await unwrap(api.POST("/api/v1/tickets"))).ticket;

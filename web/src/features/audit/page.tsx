@@ -2,13 +2,14 @@ import { getRouteApi, useNavigate } from "@tanstack/react-router";
 import { Download, ScrollText } from "lucide-react";
 import { type FormEvent, useState } from "react";
 import { useIsAdmin } from "@/api/queries/account";
-import { auditExportUrl, useAuditLog } from "@/api/queries/platform";
+import { useAuditLog, useExportAuditLog } from "@/api/queries/platform";
 import { useUsers } from "@/api/queries/users";
 import type { AuditSearch } from "@/lib/search-params";
 import { Button } from "@/ui/button";
 import { Field, Input, Select } from "@/ui/field";
 import { Page } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
+import { showError } from "@/ui/toast";
 import { Entry } from "./entry";
 
 const route = getRouteApi("/inside/audit");
@@ -25,17 +26,14 @@ export function AuditPage() {
 
 const filtersOf = (search: AuditSearch) => ({ userId: search.user, action: search.action, target: search.target });
 
-/** A download of all entries that match the filters, streamed by the platform. */
+/** Downloads all entries that match the filters. */
 function Export() {
   const search = route.useSearch();
+  const exportLog = useExportAuditLog({ onError: showError("Could not export the audit log") });
   return (
-    <a
-      href={auditExportUrl(filtersOf(search))}
-      download="audit.ndjson"
-      className="inline-flex h-8 items-center gap-1.5 rounded-md border border-line-strong bg-surface px-3 text-[13px] font-medium hover:bg-hover"
-    >
+    <Button busy={exportLog.isPending} onClick={() => exportLog.mutate(filtersOf(search))}>
       <Download className="size-3.5" aria-hidden /> Export
-    </a>
+    </Button>
   );
 }
 

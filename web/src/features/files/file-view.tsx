@@ -1,8 +1,8 @@
 import { ArrowLeft, Download, RefreshCw, Trash2 } from "lucide-react";
 import { useEffect, useState } from "react";
-import { fileUrl, type OpenedFile, useDeleteFile, useFileContent, useFolder } from "@/api/queries/files";
+import { type OpenedFile, useDeleteFile, useDownloadFile, useFileContent, useFolder } from "@/api/queries/files";
 import { formatBytes } from "@/lib/format";
-import { IconButton } from "@/ui/button";
+import { Button, IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Empty, ErrorState, Loading } from "@/ui/states";
 import { Ago } from "@/ui/time";
@@ -18,7 +18,7 @@ interface Props {
   onRemoved: () => void;
 }
 
-/** One file: a text editor, an image, or a download link. */
+/** One file: a text editor, an image, or a download button. */
 export function FileView({ sandboxId, path, onBack, onRemoved }: Props) {
   const limit = imageType(path) ? IMAGE_BYTES : EDIT_BYTES;
   const opened = useFileContent(sandboxId, path, () => limit);
@@ -56,7 +56,7 @@ export function FileView({ sandboxId, path, onBack, onRemoved }: Props) {
           >
             {!opened.isFetching && <RefreshCw className="size-3.5" aria-hidden />}
           </IconButton>
-          <DownloadLink sandboxId={sandboxId} path={path} />
+          <DownloadButton sandboxId={sandboxId} path={path} />
           <Confirm
             title={`Delete ${name}?`}
             action="Delete"
@@ -93,18 +93,18 @@ export function DeleteButton({ label, ...props }: { label: string }) {
   );
 }
 
-function DownloadLink({ sandboxId, path, words = false }: { sandboxId: string; path: string; words?: boolean }) {
-  return (
-    <a
-      href={fileUrl(sandboxId, path)}
-      download={nameOf(path)}
-      aria-label={words ? undefined : "Download"}
-      title="Download"
-      className="inline-flex h-7 items-center gap-1.5 rounded-md px-2 text-[13px] text-soft hover:bg-hover hover:text-text"
-    >
-      <Download className="size-3.5" aria-hidden />
-      {words && "Download"}
-    </a>
+function DownloadButton({ sandboxId, path, words = false }: { sandboxId: string; path: string; words?: boolean }) {
+  const download = useDownloadFile({ onError: showError("Could not download the file") });
+  const start = () => download.mutate({ sandboxId, path, name: nameOf(path) });
+  const icon = !download.isPending && <Download className="size-3.5" aria-hidden />;
+  return words ? (
+    <Button busy={download.isPending} onClick={start}>
+      {icon} Download
+    </Button>
+  ) : (
+    <IconButton size="sm" label="Download" busy={download.isPending} onClick={start}>
+      {icon}
+    </IconButton>
   );
 }
 
@@ -123,7 +123,7 @@ function Body({
 }) {
   const { entry } = opened;
   const [text] = useState(() => (imageType(path) ? null : textOf(opened.bytes)));
-  const download = <DownloadLink sandboxId={sandboxId} path={path} words />;
+  const download = <DownloadButton sandboxId={sandboxId} path={path} words />;
   if (entry.kind === "dir") return <Empty title="This is a folder">Open it in the file list.</Empty>;
   if (entry.size > limit) {
     return (

@@ -1,6 +1,7 @@
 import { useNavigate, useSearch } from "@tanstack/react-router";
 import { type FormEvent, useEffect, useRef, useState } from "react";
 import { ApiError } from "@/api/client";
+import { getLoginKey } from "@/api/login-key";
 import { useReadMe, useSignIn } from "@/api/queries/account";
 import { useStored } from "@/lib/stored";
 import { Button } from "@/ui/button";
@@ -17,8 +18,9 @@ const REJECTED = {
 
 /**
  * The sign-in page. `#token=` (as printed by `sandyard up`) is removed from the address immediately. It signs in automatically only if
- * nobody is signed in: otherwise a link on any page could silently switch the user to another account. Without such a link, the method
- * that was last used in this browser is offered first.
+ * nobody has signed in here since the last sign-out: otherwise a link on any page could silently switch the user to another account. A
+ * rejected cookie does not mean that nobody is signed in, because programs on other ports of this host can overwrite it. Without such a
+ * link, the method that was last used in this browser is offered first.
  */
 export function SignInPage() {
   useTitle("Sign in");
@@ -28,7 +30,7 @@ export function SignInPage() {
   const [lastMethod, setLastMethod] = useStored<"token" | "password">("sign-in", "password");
   const [method, setMethod] = useState(lastMethod);
   const [token, setToken] = useState("");
-  const [signedInAs, setSignedInAs] = useState<string>();
+  const [warning, setWarning] = useState<string>();
   const [name, setName] = useState("");
   const [password, setPassword] = useState("");
   const signIn = useSignIn({
@@ -47,8 +49,12 @@ export function SignInPage() {
     setMethod("token");
     setToken(linkToken);
     readMe().then(
-      ({ user }) => setSignedInAs(user.name),
-      () => mutate({ token: linkToken }),
+      ({ user }) => setWarning(`You are signed in as ${user.name}.`),
+      (error: unknown) => {
+        if (!(error instanceof ApiError && error.status === 401)) setWarning(errorMessage(error));
+        else if (getLoginKey() !== null) setWarning("Your login has expired.");
+        else mutate({ token: linkToken });
+      },
     );
   }, [readMe, mutate]);
 
@@ -119,9 +125,9 @@ export function SignInPage() {
           </>
         )}
         <div aria-live="polite">
-          {signedInAs !== undefined && (
+          {warning !== undefined && (
             <p className="rounded-md bg-warn-soft px-3 py-2 text-[13px]">
-              You are signed in as {signedInAs}. Sign in again only if you trust the link that brought you here.
+              {warning} Sign in with this token only if you trust the link that brought you here.
             </p>
           )}
           {signIn.error && (

@@ -2,10 +2,11 @@
  * A shell in a sandbox over a WebSocket. Reconnects when the connection breaks: the shell keeps running, and the platform replays its
  * latest output.
  *
- * The socket is opened with a ticket instead of the cookie: that also works behind a proxy with another host name, and errors have messages.
+ * The socket is opened with a ticket: a browser cannot send the key of the login with it. Errors of the request for the ticket have messages.
  */
 import { ApiError } from "@/api/client";
-import { createTicket, readSandbox, readTerminals } from "@/api/queries/sandboxes";
+import { readSandbox, readTerminals } from "@/api/queries/sandboxes";
+import { createTicket } from "@/api/queries/tickets";
 import { Backoff } from "@/lib/backoff";
 import { errorMessage } from "@/ui/states";
 import { type Closed, type Outcome, outcomeOf } from "./outcome";

@@ -27,10 +27,10 @@ async def token_caller(connection: HTTPConnection, bearer: Bearer) -> Principal:
     Raises UnauthenticatedError without a token, even if there is a cookie, and CrossSiteError for pages of other sites.
     """
     if not is_same_origin(connection):
-        raise CrossSiteError("This request was made by a page of another site.")
+        raise CrossSiteError
     if bearer is None:
         raise UnauthenticatedError("Send an API token in the header: Authorization: Bearer sy_…")
-    return await authenticate(connection, bearer, None)
+    return await authenticate(connection, bearer, ())
 
 
 TokenCaller = Annotated[Principal, Depends(token_caller)]

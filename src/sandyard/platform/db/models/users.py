@@ -1,4 +1,4 @@
-"""Users and their credentials. Tokens, cookies and tickets are stored as hashes only."""
+"""Users and their credentials. Tokens, cookies, keys and tickets are stored as hashes only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ApiToken(Base):
 
 
 class Login(Base):
-    """A browser's login cookie."""
+    """A browser's login: a cookie, and a key without which the cookie is not accepted."""
 
     __tablename__ = "logins"
 
@@ -45,6 +45,7 @@ class Login(Base):
     token_id: Mapped[str | None] = mapped_column(belongs_to("api_tokens.id"), index=True)
     """The token that was used to sign in, if any. The login ends with it."""
     hash: Mapped[str] = mapped_column(String(64), unique=True)
+    key_hash: Mapped[str] = mapped_column(String(64), unique=True)
     created_at: Mapped[datetime]
     expires_at: Mapped[datetime] = mapped_column(index=True)
 

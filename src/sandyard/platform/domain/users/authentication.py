@@ -1,4 +1,4 @@
-"""Authentication: by token, cookie, ticket, or name and password.
+"""Authentication: by token, cookie and key, ticket, or name and password.
 
 Disabled users and revoked or expired credentials are rejected immediately. Changes made by another platform on the same database
 take effect within a second, because lookups are cached that long; changes made here clear the cache.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import ApiToken, Event, Login, Ticket, User
-from sandyard.platform.domain.users.model import IssuedSecret, Principal, WrongLoginError
+from sandyard.platform.domain.users.model import IssuedLogin, IssuedSecret, Principal, WrongLoginError
 from sandyard.platform.domain.users.passwords import check_password
 from sandyard.platform.domain.users.tokens import TOKEN, digest, make_value
 from sandyard.platform.settings import PlatformSettings
@@ -78,23 +78,25 @@ class Authentication:
         principal = Principal(user_id, name, role, f"token:{token_id}")
         return _add_to_cache(cache, hashed, _CachedLookup(self._clock.now(), expires_at, principal))
 
-    async def authenticate_cookie(self, value: str) -> Principal | None:
-        """Return the user of the cookie's login."""
-        hashed, cache = digest(value), self._cache
-        cached = self._find_cached(hashed)
-        if cached is not None:
-            return cached
-        query = select(Login.id, Login.hash, User.id, User.name, User.role).join_from(Login, User)
-        query = query.where(Login.hash == hashed, Login.expires_at > get_time(self._clock), User.disabled_at.is_(None))
+    async def authenticate_cookie(self, values: Collection[str], key: str) -> Principal | None:
+        """Return the user of the login with this key, if its cookie is one of the values. Neither is enough without the other."""
+        hashes, key_hash, cache = {digest(value) for value in values}, digest(key), self._cache
+        for hashed in hashes:
+            cached = self._find_cached(f"{hashed} {key_hash}")
+            if cached is not None:
+                return cached
+        query = select(Login.id, Login.hash, Login.key_hash, User.id, User.name, User.role).join_from(Login, User)
+        query = query.where(Login.key_hash == key_hash, Login.expires_at > get_time(self._clock))
         async with self._database.reading() as session:
-            row = (await session.execute(query)).first()
+            row = (await session.execute(query.where(User.disabled_at.is_(None)))).first()
         if row is None:
             return None
-        login_id, stored_hash, user_id, name, role = row
-        if not hmac.compare_digest(stored_hash, hashed):
+        login_id, stored_hash, stored_key_hash, user_id, name, role = row
+        matches = [hmac.compare_digest(stored_hash, hashed) for hashed in hashes]
+        if not any(matches) or not hmac.compare_digest(stored_key_hash, key_hash):
             return None
         principal = Principal(user_id, name, role, f"cookie:{login_id}")
-        return _add_to_cache(cache, hashed, _CachedLookup(self._clock.now(), None, principal))
+        return _add_to_cache(cache, f"{stored_hash} {key_hash}", _CachedLookup(self._clock.now(), None, principal))
 
     async def authenticate_ticket(self, value: str) -> Principal | None:
         """Return the ticket's user and consume the ticket. Of two concurrent uses, one succeeds.
@@ -117,8 +119,8 @@ class Authentication:
 
     async def login(
         self, *, name: str | None = None, password: str | None = None, token: str | None = None
-    ) -> IssuedSecret:
-        """Create a cookie for a name and password, or for a token. A cookie for a token ends with the token.
+    ) -> IssuedLogin:
+        """Create a login for a name and password, or for a token. A login for a token ends with the token.
 
         Raises WrongLoginError, which reveals what was wrong neither by its message nor by its timing.
         """
@@ -131,7 +133,7 @@ class Authentication:
             user_id, password_hash = await self._check_name_and_password(name or "", password or "")
         if user_id is None:
             raise WrongLoginError
-        now, value = get_time(self._clock), make_value()
+        now, cookie, key = get_time(self._clock), make_value(), make_value()
         expires = now + timedelta(days=self._settings.login_days)
         async with self._database.transaction() as tx:
             if token_id is not None:
@@ -151,18 +153,22 @@ class Authentication:
                 id=ordered_id("lgn_"),
                 user_id=user_id,
                 token_id=token_id,
-                hash=digest(value.reveal()),
+                hash=digest(cookie.reveal()),
+                key_hash=digest(key.reveal()),
                 created_at=now,
                 expires_at=expires,
             )
             tx.add(login)
         log.info("login_created", user=user_id, login=login.id)
-        return IssuedSecret(login.id, value, expires)
+        return IssuedLogin(login.id, cookie, key, expires)
 
-    async def logout(self, value: str) -> None:
-        """End the cookie's login. Idempotent."""
+    async def logout(self, caller: Principal) -> None:
+        """End the login that the caller uses. Does nothing for a token. Idempotent."""
+        means, _, login_id = caller.means.partition(":")
+        if means != "cookie":
+            return
         async with self._database.transaction() as tx:
-            await tx.session.execute(delete(Login).where(Login.hash == digest(value)))
+            await tx.session.execute(delete(Login).where(Login.id == login_id))
         self._cache = {}
 
     async def create_ticket(self, caller: Principal) -> IssuedSecret:

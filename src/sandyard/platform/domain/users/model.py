@@ -33,11 +33,21 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class IssuedSecret:
-    """A secret that is shown once: a token, a cookie's value or a ticket."""
+    """A secret that is shown once: a token or a ticket."""
 
     id: str
     value: Secret
     expires_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedLogin:
+    """A new login. The cookie's value and the key are shown once and are valid only together."""
+
+    id: str
+    cookie: Secret
+    key: Secret
+    expires_at: datetime
 
 
 class LastAdminError(SandyardError):

@@ -1,4 +1,4 @@
-"""Random tokens and cookies, of which only the SHA-256 hash is stored."""
+"""Random tokens, cookies and keys, of which only the SHA-256 hash is stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_token() -> Secret:
 
 
 def make_value() -> Secret:
-    """Return the value of a cookie or a ticket."""
+    """Return the value of a cookie, the key of a login, or a ticket."""
     return Secret(random_id("", 43))
 
 

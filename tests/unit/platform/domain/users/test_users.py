@@ -19,9 +19,19 @@ from sandyard.platform.db.models import ApiToken, Login, Ticket, User
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.users import authentication
 from sandyard.platform.domain.users.authentication import is_still_valid
-from sandyard.platform.domain.users.model import LastAdminError, NameTakenError, WrongLoginError
+from sandyard.platform.domain.users.model import (
+    IssuedLogin,
+    LastAdminError,
+    NameTakenError,
+    Principal,
+    WrongLoginError,
+)
 from sandyard.platform.domain.users.passwords import check_password, hash_password
 from tests.unit.platform.world import PASSWORD, ROOT, World
+
+
+async def authenticate(world: World, login: IssuedLogin) -> Principal | None:
+    return await world.users.authenticate_cookie([login.cookie.reveal()], login.key.reveal())
 
 
 async def test_bootstrap_creates_one_admin_once(world: World) -> None:
@@ -35,12 +45,12 @@ async def test_bootstrap_creates_one_admin_once(world: World) -> None:
 
 async def test_secrets_are_not_stored_or_emitted(world: World) -> None:
     maria = await world.person("maria", password=PASSWORD)
-    cookie = (await world.users.login(name="maria", password=PASSWORD)).value.reveal()
+    login = await world.users.login(name="maria", password=PASSWORD)
     ticket = (await world.users.create_ticket(maria.principal)).value.reveal()
     async with world.database.reading() as session:
         tables = [str(table) for table in ("users", "api_tokens", "logins", "tickets", "events")]
         stored = repr([(await session.execute(text(f"SELECT * FROM {table}"))).all() for table in tables])
-    for secret in (PASSWORD, maria.token, cookie, ticket):
+    for secret in (PASSWORD, maria.token, login.cookie.reveal(), login.key.reveal(), ticket):
         assert secret not in stored
     kinds = [event.kind for event in await world.emitted()]
     assert kinds == ["user.created", "token.created"]
@@ -91,18 +101,18 @@ async def test_keeps_last_admin(world: World) -> None:
 
 async def test_disabled_user_loses_access_at_once(world: World) -> None:
     maria = await world.person("maria", password=PASSWORD)
-    cookie = (await world.users.login(token=maria.token)).value.reveal()
+    login = await world.users.login(token=maria.token)
     ticket = (await world.users.create_ticket(maria.principal)).value.reveal()
-    assert await world.users.authenticate_token(maria.token) and await world.users.authenticate_cookie(cookie)
+    assert await world.users.authenticate_token(maria.token) and await authenticate(world, login)
     await world.users.update(ROOT, maria.principal.user_id, disabled=True)
     assert await world.users.authenticate_token(maria.token) is None
-    assert await world.users.authenticate_cookie(cookie) is None
+    assert await authenticate(world, login) is None
     assert await world.users.authenticate_ticket(ticket) is None
     with pytest.raises(WrongLoginError):
         await world.users.login(name="maria", password=PASSWORD)
     await world.users.update(ROOT, maria.principal.user_id, disabled=False)
     assert await world.users.authenticate_token(maria.token) is None, "a revoked token stays revoked"
-    assert await world.users.authenticate_cookie(cookie) is None, "an ended login stays ended"
+    assert await authenticate(world, login) is None, "an ended login stays ended"
     assert (await world.users.list_tokens(maria.principal, PageRequest())).items == []
     assert await world.users.login(name="maria", password=PASSWORD)
 
@@ -120,8 +130,8 @@ async def test_expiring_token_creates_no_token_that_outlives_it(world: World, by
     expires = get_time(world.clock) + timedelta(hours=1)
     value = (await world.users.create_token(maria.principal, "short", expires)).value.reveal()
     if by_cookie:
-        cookie = (await world.users.login(token=value)).value.reveal()
-        caller = await world.users.authenticate_cookie(cookie)
+        login = await world.users.login(token=value)
+        caller = await authenticate(world, login)
     else:
         caller = await world.users.authenticate_token(value)
     assert caller is not None
@@ -135,34 +145,34 @@ async def test_expiring_token_creates_no_token_that_outlives_it(world: World, by
 
 async def test_login_with_password_creates_token_that_never_expires(world: World) -> None:
     await world.person("maria", password=PASSWORD)
-    cookie = (await world.users.login(name="maria", password=PASSWORD)).value.reveal()
-    caller = await world.users.authenticate_cookie(cookie)
+    login = await world.users.login(name="maria", password=PASSWORD)
+    caller = await authenticate(world, login)
     assert caller is not None
     assert (await world.users.create_token(caller, "laptop")).expires_at is None
 
 
 async def test_login_ends_with_the_token_it_was_made_with(world: World) -> None:
     maria = await world.person("maria", password=PASSWORD)
-    kept = (await world.users.login(name="maria", password=PASSWORD)).value.reveal()
+    kept = await world.users.login(name="maria", password=PASSWORD)
     expires = get_time(world.clock) + timedelta(hours=1)
     tokens = [await world.users.create_token(maria.principal, name, expires) for name in ("revoked", "expired")]
     logins = [await world.users.login(token=token.value.reveal()) for token in tokens]
     assert [login.expires_at for login in logins] == [expires, expires]
-    revoked, expired = (login.value.reveal() for login in logins)
-    assert await world.users.authenticate_cookie(revoked) and await world.users.authenticate_cookie(expired)
+    revoked, expired = logins
+    assert await authenticate(world, revoked) and await authenticate(world, expired)
     await world.users.revoke_token(maria.principal, tokens[0].id)
-    assert await world.users.authenticate_cookie(revoked) is None
-    assert await world.users.authenticate_cookie(expired)
+    assert await authenticate(world, revoked) is None
+    assert await authenticate(world, expired)
     await world.clock.advance(3601)
-    assert await world.users.authenticate_cookie(expired) is None
-    assert await world.users.authenticate_cookie(kept)
+    assert await authenticate(world, expired) is None
+    assert await authenticate(world, kept)
 
 
 async def test_changing_password_ends_logins(world: World) -> None:
     maria = await world.person("maria", password=PASSWORD)
-    cookie = (await world.users.login(name="maria", password=PASSWORD)).value.reveal()
+    login = await world.users.login(name="maria", password=PASSWORD)
     await world.users.update(ROOT, maria.principal.user_id, password="another long one")
-    assert await world.users.authenticate_cookie(cookie) is None
+    assert await authenticate(world, login) is None
     with pytest.raises(WrongLoginError):
         await world.users.login(name="maria", password=PASSWORD)
     await world.users.login(name="maria", password="another long one")
@@ -191,11 +201,12 @@ async def test_password_changes_during_login(world: World, monkeypatch: pytest.M
 
 async def test_does_not_cache_revoked_credentials(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     maria = await world.person("maria", password=PASSWORD)
-    cookie = (await world.users.login(name="maria", password=PASSWORD)).value.reveal()
+    login = await world.users.login(name="maria", password=PASSWORD)
+    caller = Principal(maria.principal.user_id, "maria", "member", f"cookie:{login.id}")
     reading = world.database.reading
     token_id = maria.principal.means.partition(":")[2]
     for look, end in (
-        (lambda: world.users.authenticate_cookie(cookie), lambda: world.users.logout(cookie)),
+        (lambda: authenticate(world, login), lambda: world.users.logout(caller)),
         (
             lambda: world.users.authenticate_token(maria.token),
             lambda: world.users.revoke_token(maria.principal, token_id),
@@ -237,7 +248,7 @@ async def test_tokens_expire_and_are_revoked(world: World) -> None:
 @pytest.mark.parametrize("value", ["", "sy_", "sy_" + "a" * 39, "sy_" + "A" * 40, "x" * 10_000, "sy_\udc80", "sy_\0"])
 async def test_rejects_invalid_tokens(world: World, value: str) -> None:
     assert await world.users.authenticate_token(value) is None
-    assert await world.users.authenticate_cookie(value) is None
+    assert await world.users.authenticate_cookie([value], value) is None
     assert await world.users.authenticate_ticket(value) is None
 
 
@@ -273,12 +284,12 @@ async def test_tickets_are_single_use_and_expire(world: World) -> None:
 async def test_expired_rows_are_swept(world: World) -> None:
     maria = await world.person("maria")
     await world.users.create_ticket(maria.principal)
-    cookie = (await world.users.login(token=maria.token)).value.reveal()
+    login = await world.users.login(token=maria.token)
     await world.clock.advance(31)
     assert await world.users.sweep() == 1
-    assert await world.users.authenticate_cookie(cookie)
+    assert await authenticate(world, login)
     await world.clock.advance(world.settings.login_days * 86400)
-    assert await world.users.authenticate_cookie(cookie) is None
+    assert await authenticate(world, login) is None
     assert await world.users.sweep() == 1
     async with world.database.reading() as session:
         for table in (Login, Ticket):
@@ -287,10 +298,36 @@ async def test_expired_rows_are_swept(world: World) -> None:
 
 async def test_logout_ends_one_login(world: World) -> None:
     maria = await world.person("maria")
-    first, second = [(await world.users.login(token=maria.token)).value.reveal() for _ in range(2)]
-    await world.users.logout(first)
-    await world.users.logout(first)
-    assert await world.users.authenticate_cookie(first) is None and await world.users.authenticate_cookie(second)
+    first, second = [await world.users.login(token=maria.token) for _ in range(2)]
+    caller = await authenticate(world, first)
+    assert caller is not None
+    await world.users.logout(caller)
+    await world.users.logout(caller)
+    assert await authenticate(world, first) is None and await authenticate(world, second)
+
+
+async def test_a_login_needs_both_its_cookie_and_its_key(world: World) -> None:
+    maria, otto = await world.person("maria"), await world.person("otto")
+    logins = [await world.users.login(token=token) for token in (maria.token, maria.token, otto.token)]
+    (cookie, key), (other_cookie, other_key), (ottos_cookie, ottos_key) = [
+        (login.cookie.reveal(), login.key.reveal()) for login in logins
+    ]
+    for _ in range(2):  # the second time, the valid login is cached
+        for cookies, given in (
+            ([cookie], other_key),
+            ([cookie], ottos_key),
+            ([ottos_cookie], key),
+            ([cookie], cookie),
+            ([key], key),
+            ([key], cookie),
+            ([cookie], ""),
+            ([cookie], "1"),
+            ([], key),
+            ([""], key),
+        ):
+            assert await world.users.authenticate_cookie(cookies, given) is None
+        found = await world.users.authenticate_cookie([ottos_cookie, other_cookie, cookie, "x" * 5000], key)
+        assert found is not None and (found.name, found.means) == ("maria", f"cookie:{logins[0].id}")
 
 
 async def test_pages_through_users(world: World) -> None:
@@ -356,13 +393,13 @@ async def test_replaces_lost_admin_token(world: World) -> None:
 @pytest.mark.parametrize("means", ["token", "login"])
 async def test_ticket_ends_with_its_token_or_login(world: World, means: str) -> None:
     maria = await world.person("maria", password=PASSWORD)
-    cookie = (await world.users.login(name="maria", password=PASSWORD)).value.reveal()
-    find = world.users.authenticate_token(maria.token) if means == "token" else world.users.authenticate_cookie(cookie)
+    login = await world.users.login(name="maria", password=PASSWORD)
+    find = world.users.authenticate_token(maria.token) if means == "token" else authenticate(world, login)
     principal = await find
     assert principal is not None
     ticket = (await world.users.create_ticket(principal)).value.reveal()
     if means == "token":
         await world.users.revoke_token(principal, principal.means.partition(":")[2])
     else:
-        await world.users.logout(cookie)
+        await world.users.logout(principal)
     assert await world.users.authenticate_ticket(ticket) is None
