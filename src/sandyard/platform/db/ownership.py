@@ -134,7 +134,7 @@ class Ownership:
                 translate_driver_errors()
             ):  # on the connection that holds the lock, so that nothing is signed after losing it
                 if not await self.connection.fetchval(_HELD_BY_ME, _LOCK, timeout=ANSWER_S):
-                    raise DatabaseUnavailableError("The platform no longer holds its database.")
+                    raise DatabaseUnavailableError("This process no longer holds the lock on its database.")
                 await self.connection.execute(write, _NAME, owner, timeout=ANSWER_S)
 
     async def release(self) -> None:

@@ -171,7 +171,7 @@ class PullRequestRecorder:
         async with self._database.transaction() as tx:
             row = await tx.session.get(PullRequest, pull_id, with_for_update=True)
             if row is None:
-                raise NotFoundError("The pull request no longer exists here.")
+                raise NotFoundError("The platform no longer has this pull request.")
             row.looked_at = now
             if _is_outdated(row, pull):
                 return row
@@ -197,7 +197,7 @@ class PullRequestRecorder:
         async with self._database.transaction() as tx:
             row = await tx.session.get(PullRequest, pull_id, with_for_update=True)
             if row is None:
-                raise NotFoundError("The pull request no longer exists here.")
+                raise NotFoundError("The platform no longer has this pull request.")
             if row.branch_deleted_at is not None or row.told.get("branch") == "kept":
                 return row
             if deleted:

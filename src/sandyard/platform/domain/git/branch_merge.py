@@ -65,8 +65,8 @@ class BranchMerges:
                 return base_commit
             if head != request.head_commit:
                 raise BranchMovedError(
-                    f"The branch {request.head} on the remote is not what was shown here: it was pushed to or deleted. Nothing "
-                    "was merged. Refresh and review it again."
+                    f"The branch {request.head} on the remote has changed since it was shown here: somebody has pushed to it or deleted it. "
+                    "Nothing was merged. Refresh and review it again."
                 )
             commit = await self._create_merge_commit(mirror, project, base_commit, request)
             await mirror.push(repository.remote, repository.credential, commit, request.base, expected=base_commit)

@@ -323,7 +323,9 @@ class GitService:
         project = await self._projects.get(caller, project_id)
         mirror = self._context.mirrors.get(project.id)
         if not mirror.exists:
-            raise ConflictError("This repository has not been fetched yet.")
+            raise ConflictError(
+                "The platform has not fetched this repository yet. Start a session in the project first."
+            )
         old, new = [await self._resolve_on_remote(mirror, name) for name in (base, head)]
         fork_point = await mirror.find_merge_base(old, new)
         commits = await read_history(mirror, f"{old}..{new}", limit=250)

@@ -82,7 +82,7 @@ class McpGateway:
         target, _, query = request.target.partition("?")
         capability = self._capabilities.derive(origin.sandbox_id)
         if not any(capability.matches(given) for given in apis.list_capabilities(request.headers, "")):
-            raise _Refused(403, "Invalid capability.")
+            raise _Refused(403, "Invalid token. Use the one that the platform has set for the agents in this sandbox.")
         row = await self.servers.find(target.strip("/"), origin.session_id)
         if row is None or row.type != ServerType.HTTP:
             raise _Refused(404, "The project no longer has this MCP server.")

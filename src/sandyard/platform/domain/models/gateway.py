@@ -173,7 +173,12 @@ class Gateway:
         provider_id, _, rest = target.lstrip("/").partition("/")
         capability = self._capabilities.derive(origin.sandbox_id)
         if not any(capability.matches(shown) for shown in apis.list_capabilities(request.headers, query)):
-            raise _Refused(ModelApi.OPENAI, 401, "unauthenticated", "Invalid capability.")
+            raise _Refused(
+                ModelApi.OPENAI,
+                401,
+                "unauthenticated",
+                "Invalid API key. Use the key that the platform has set for the agents in this sandbox.",
+            )
         async with self._database.reading() as reading:
             session = await reading.get(Session, origin.session_id)
             if session is not None and not await owner_has_access(reading, session):

@@ -60,7 +60,7 @@ async def check_provider(client: httpx.AsyncClient, provider: ModelProvider, key
                 )
             elif beginning.lstrip()[:1] not in (b"{", b"["):
                 fault = Fault(
-                    Cause.ADDRESS, f"{label} responds, but not with JSON. Check that its address is that of the API."
+                    Cause.ADDRESS, f"{label} responds, but not with JSON. Check that its URL is that of the API."
                 )
             elif model is None:
                 listed = parse_models(beginning)

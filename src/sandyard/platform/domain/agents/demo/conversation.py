@@ -42,7 +42,7 @@ class Conversation:
 
     def change_mode(self, mode: Any) -> None:
         if mode not in (WORK, ASK):
-            raise RpcError(INVALID_PARAMS, "The modes are work and ask.")
+            raise RpcError(INVALID_PARAMS, "Unknown mode. Use work or ask.")
         self.mode = mode
         self.keep({"mode": mode})
 

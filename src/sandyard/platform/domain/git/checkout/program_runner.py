@@ -173,7 +173,7 @@ def translate_failure(result: ProgramResult) -> Exception:
                 message,
             )
         )
-    return GitFailedError(append_quote("Git in the sandbox could not do this.", message) if message else None)
+    return GitFailedError(append_quote("Git failed in the sandbox.", message) if message else None)
 
 
 def extract_message(stderr: str) -> str:

@@ -94,7 +94,7 @@ def folder_of(base: str) -> str:
         pass
     found = os.lstat(path)
     if found.st_uid != os.geteuid() or found.st_mode & 0o170000 != 0o040000:
-        raise OSError("%s belongs to somebody else" % path)
+        raise OSError("%s belongs to another user" % path)
     if found.st_mode & 0o077:
         os.chmod(path, 0o700)
     return path

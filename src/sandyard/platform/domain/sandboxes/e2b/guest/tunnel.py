@@ -288,7 +288,7 @@ class RequestHead:
     def is_chunked(self) -> bool:
         codings = self.get_values("transfer-encoding")
         if codings and (self.get_values("content-length") or [word.strip().lower() for word in codings] != ["chunked"]):
-            raise RequestError(400, "A body must be either chunked or have a length.")
+            raise RequestError(400, "A request body needs either Transfer-Encoding: chunked or a Content-Length.")
         return bool(codings)
 
     @property
@@ -296,7 +296,7 @@ class RequestHead:
         lengths = set(self.get_values("content-length")) or {"0"}
         text = lengths.pop()
         if lengths or not (text.isdigit() and len(text) < 16):
-            raise RequestError(400, "The length of the body is not a number.")
+            raise RequestError(400, "The request has an invalid Content-Length.")
         if int(text) > BODY_LIMIT:
             raise RequestError(413, "The body is larger than %d MiB." % (BODY_LIMIT >> 20))
         return int(text)
@@ -321,7 +321,7 @@ async def read_head(client: AgentConnection) -> RequestHead:
             raise RequestError(431, "The request headers are too long.")
         name, colon, value = line.decode("latin-1").partition(":")
         if not colon or not name or name != name.strip():
-            raise RequestError(400, "A header has no name.")
+            raise RequestError(400, "The request has an invalid header.")
         headers.append((name.lower(), value.strip()))
 
 
