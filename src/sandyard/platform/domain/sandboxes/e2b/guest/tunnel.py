@@ -2,9 +2,11 @@
 
     python3 -I -S tunnel.py MARK PORT [FOLDER]
 
+MARK is printed first, so that the platform can skip what the login shell has written before.
+
 The sandbox cannot and need not reach the platform: the platform runs this program through the SDK and exchanges lines of JSON with it on its
 standard input and output. This process only connects them to a daemon, which it starts if there is none. The daemon listens on 127.0.0.1 and
-outlives both the bridge and the platform: requests wait in it while they are not served. When the bridge breaks, requests whose response has
+outlives both the bridge and the platform: requests wait in it until they are served. When the bridge breaks, requests whose response has
 started are cut off, and so are those for MCP servers, which may have had effects; all others are offered to the next bridge.
 
 To the platform: `hello` (the port), `req` (a complete request, with its size), `body` (the requested bytes of it), `ack` (bytes of a
@@ -133,10 +135,10 @@ def start_daemon(folder: str, port: int) -> None:
 
 
 def detach(keep: int) -> None:
-    """Close all inherited descriptors except `keep`."""
-    nothing = os.open(os.devnull, os.O_RDWR)
+    """Close all inherited descriptors except `keep`, and leave the working directory."""
+    null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
-        os.dup2(nothing, number)
+        os.dup2(null, number)
     os.closerange(3, keep)
     os.closerange(keep + 1, 1024)
     os.chdir("/")
@@ -350,7 +352,7 @@ class PlatformLink:
         self.tasks: "set[asyncio.Future[Any]]" = set()
 
     async def send(self, **frame: "Any") -> None:
-        """Send a frame. Raises OSError if the link is broken; the frame is then sent again to the next one or dropped."""
+        """Send a frame. Raises OSError if the link is broken; the caller sends the frame again on the next link, or drops it."""
         async with self._write_lock:
             self._writer.write(json.dumps(frame).encode("ascii") + b"\n")
             await self._writer.drain()
