@@ -14,7 +14,7 @@ from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.credential_input import to_secret
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response, waits_for_server
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, Moment, example, id_in_path
@@ -210,7 +210,7 @@ async def list_(caller: Caller, page: Paging, models: Models, project_id: OfProj
     "/model-providers",
     name="model_provider.create",
     status_code=201,
-    dependencies=[limited("create"), waits_for_server()],
+    dependencies=[limit_rate("create"), waits_for_server()],
 )
 async def create(caller: Caller, body: NewModelProvider, request: Request, models: Models) -> ModelProviderView:
     """Add a provider: for all users (administrators only) or for a project (its owner)."""
@@ -236,7 +236,9 @@ async def get(caller: Caller, provider_id: ProviderId, models: Models) -> ModelP
 
 
 @router.patch(
-    "/model-providers/{provider_id}", name="model_provider.update", dependencies=[limited("create"), waits_for_server()]
+    "/model-providers/{provider_id}",
+    name="model_provider.update",
+    dependencies=[limit_rate("create"), waits_for_server()],
 )
 async def update(
     caller: Caller, provider_id: ProviderId, body: ModelProviderChange, request: Request, models: Models
@@ -264,7 +266,7 @@ async def delete(caller: Caller, provider_id: ProviderId, models: Models) -> Non
 @router.post(
     "/model-providers/{provider_id}/test",
     name="model_provider.test",
-    dependencies=[limited("execute"), waits_for_server()],
+    dependencies=[limit_rate("execute"), waits_for_server()],
 )
 async def test(caller: Caller, provider_id: ProviderId, models: Models) -> ModelProviderTest:
     """Test the key: ask the first model for one word, or ask for the list of models."""

@@ -19,7 +19,7 @@ from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
-from sandyard.kit.text import storable
+from sandyard.kit.text import make_storable
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Attempt, Project, Session, Step, Task
 from sandyard.platform.db.models.task_details import MessageToAgent, RoundInput
@@ -150,9 +150,13 @@ class Attempts:
         is retried with them. If the task now asks for another agent, that agent continues.
         """
         log.info("attempt_sent_back", task=task.id, attempt=attempt.number, automatic=automatic)
-        said: MessageToAgent = {"words": storable(words)[:MAX_PENDING_CHARACTERS], "by": by, "automatic": automatic}
+        said: MessageToAgent = {
+            "words": make_storable(words)[:MAX_PENDING_CHARACTERS],
+            "by": by,
+            "automatic": automatic,
+        }
         if about is not None:
-            said["about"] = storable(about)[:MAX_ABOUT_CHARACTERS]
+            said["about"] = make_storable(about)[:MAX_ABOUT_CHARACTERS]
         if attempt.status in ACTIVE_ATTEMPTS:
             attempt.detail = {**attempt.detail, "pending": [*attempt.detail.get("pending", []), said]}
         elif attempt.status == AttemptStatus.FAILED:
@@ -424,7 +428,11 @@ class Attempts:
                 set_attempt_status(tx, row, AttemptStatus.CANCELLED)
             else:
                 set_attempt_status(
-                    tx, row, AttemptStatus.FAILED, error=storable(message)[:MAX_PENDING_CHARACTERS], error_code=code
+                    tx,
+                    row,
+                    AttemptStatus.FAILED,
+                    error=make_storable(message)[:MAX_PENDING_CHARACTERS],
+                    error_code=code,
                 )
             if not cancelled and task.status == Column.IN_PROGRESS:
                 await self._update_task_after_failure(tx, task, row)

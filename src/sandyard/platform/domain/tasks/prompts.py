@@ -63,10 +63,10 @@ def format_feedback(messages: Sequence[MessageToAgent]) -> list[TextPart]:
 
 def format_failure(command: str, exit_code: int | None, output: str) -> str:
     ending = "timed out" if exit_code is None else f"ended with exit code {exit_code}"
-    return f"The verify command `{command}` {ending}. Please fix the failures. The end of its output:\n\n{fence(output[-MAX_OUTPUT:])}"
+    return f"The verify command `{command}` {ending}. Please fix the failures. The end of its output:\n\n{format_code_block(output[-MAX_OUTPUT:])}"
 
 
-def fence(text: str) -> str:
+def format_code_block(text: str) -> str:
     """Return the text as a fenced code block, whatever it contains."""
     longest = max((len(run) for run in re.findall("`{3,}", text)), default=2)
     mark = "`" * (longest + 1)

@@ -20,7 +20,7 @@ from sqlalchemy import select
 from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
-from sandyard.kit.text import storable_json
+from sandyard.kit.text import make_json_storable
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import (
@@ -206,7 +206,7 @@ class Steps:
         async with self._database.transaction() as tx:
             row = await tx.session.get(Attempt, attempt.id, with_for_update=True)
             if row is not None:
-                row.detail = {**row.detail, "doing": storable_json(shown)}
+                row.detail = {**row.detail, "doing": make_json_storable(shown)}
                 emit_attempt_event(
                     tx, row, "attempt.progress", round=row.round, step=row.step, what=progress.step[:200]
                 )

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from sandyard.kit.text import storable
+from sandyard.kit.text import make_storable
 from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import AgentRun, Message, Session, Turn
 from sandyard.platform.db.models.message_parts import MessagePart, TextPart
@@ -74,7 +74,7 @@ async def handle_initialized(tx: Transaction, run: AgentRun, result: dict[str, A
     version = result.get("protocolVersion")
     if version != PROTOCOL_VERSION:
         raise AgentProtocolError(
-            f"The agent uses version {storable(str(version))[:20]} of the Agent Client Protocol; the platform supports "
+            f"The agent uses version {make_storable(str(version))[:20]} of the Agent Client Protocol; the platform supports "
             f"version {PROTOCOL_VERSION}."
         )
     capabilities = result.get("agentCapabilities")
@@ -119,7 +119,7 @@ def record_session_opened(
 ) -> None:
     """Record that the agent has opened its session."""
     if fresh:
-        run.acp_session = storable(str(result.get("sessionId") or ""))[:300]
+        run.acp_session = make_storable(str(result.get("sessionId") or ""))[:300]
     kept = {name: value for name, value in run.options.items() if name not in ("mcpServers", "mcpMissing")}
     run.options = {**kept, "fresh": fresh, **parse_session_options(result)}
     run.status = RunStatus.READY
