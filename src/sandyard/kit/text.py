@@ -18,8 +18,8 @@ def make_json_storable(value: Any) -> Any:
     if isinstance(value, str):
         return make_storable(value)
     if isinstance(value, dict):
-        return {make_json_storable(key): make_json_storable(one) for key, one in value.items()}
-    return [make_json_storable(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {make_json_storable(key): make_json_storable(item) for key, item in value.items()}
+    return [make_json_storable(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def append_quote(sentence: str, quote: str) -> str:

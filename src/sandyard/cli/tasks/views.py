@@ -145,7 +145,7 @@ def _fetch_tasks(client: Client, limit: int, statuses: tuple[str, ...], **params
 def _format_row(task: Any, projects: dict[str, str], agents: AgentNames, asking: set[str]) -> dict[str, Any]:
     attempts = task.get("attempts") or []
     pull = get_pull(task) or {}
-    names = dict.fromkeys(agents.label(one.get("agent")) for one in attempts if one.get("agent"))
+    names = dict.fromkeys(agents.label(attempt.get("agent")) for attempt in attempts if attempt.get("agent"))
     number = pull.get("number")
     column, state = (
         str(task["status"]).replace("_", " "),
@@ -181,13 +181,13 @@ def get_task_state(task: Any) -> str:
     if task["status"] != "in_progress":
         return ""
     attempts = task.get("attempts") or []
-    running = [one for one in attempts if one["status"] == "running"]
-    if any(one.get("stopping") for one in attempts):
+    running = [attempt for attempt in attempts if attempt["status"] == "running"]
+    if any(attempt.get("stopping") for attempt in attempts):
         return "stopping"
     if running:
-        return ", ".join(dict.fromkeys(get_step_label(one.get("step") or "starting") for one in running))
+        return ", ".join(dict.fromkeys(get_step_label(attempt.get("step") or "starting") for attempt in running))
     for status in ("queued", "ready", "failed"):
-        if any(one["status"] == status for one in attempts):
+        if any(attempt["status"] == status for attempt in attempts):
             return status
     return ""
 
@@ -220,7 +220,7 @@ def compare(task: str, output: str | None) -> None:
         rows = [make_comparison_row(attempt, agents) for attempt in attempts]
     show_list({"items": rows}, COMPARISON_COLUMNS, "table", empty_message=f"{found['id']} has not started yet.")
     _show_errors(attempts)
-    if len([one for one in attempts if one["status"] == "ready"]) > 1:
+    if len([attempt for attempt in attempts if attempt["status"] == "ready"]) > 1:
         echo(f"To see one:  sandyard task diff {found['id']} --attempt N", err=True)
         echo(f"To pick one: sandyard task pick {found['id']} N", err=True)
 
@@ -289,8 +289,8 @@ def show(task: str, output: str | None) -> None:
             echo(f"  {line}")
     for ask in asks:
         echo()
-        for one in describe_ask(ask):
-            echo(click.style(one.text, **one.style) if use_colour() else one.text)
+        for ask_line in describe_ask(ask):
+            echo(click.style(ask_line.text, **ask_line.style) if use_colour() else ask_line.text)
         which = f" --ask {ask['id']}" if len(asks) > 1 else ""
         echo(f"  To answer: sandyard task answer {found['id']} ANSWER{which}")
 

@@ -168,7 +168,7 @@ class McpServerTest(Model):
 async def list_(caller: Caller, project_id: ProjectId, servers: McpServers) -> McpServerList:
     """List the project's MCP servers, oldest first."""
     found = await servers.list(caller, project_id)
-    return McpServerList(items=[McpServerView.model_validate(one) for one in found])
+    return McpServerList(items=[McpServerView.model_validate(server) for server in found])
 
 
 @router.post(

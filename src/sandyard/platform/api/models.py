@@ -192,9 +192,9 @@ class UsageDays(Model):
 @router.get("/model-presets", name="model_preset.list")
 async def presets(caller: Caller, agents: Agents) -> ModelPresets:
     """List well-known providers with their addresses, models and prices."""
-    profiles = [one.profile for one in await agents.list(caller)]
+    profiles = [agent.profile for agent in await agents.list(caller)]
     items = [
-        ModelPresetView(**preset.model_dump(), agents=[one.name for one in profiles if preset.serves(one)])
+        ModelPresetView(**preset.model_dump(), agents=[profile.name for profile in profiles if preset.serves(profile)])
         for preset in list_presets()
     ]
     return ModelPresets(items=items, prices_taken=get_price_date())
@@ -304,8 +304,8 @@ async def usage_days(
     for start in range(0, len(days), ITEMS_AT_ONCE):
         await take_turn()  # there may be ten thousand
         items = [
-            UsageOfDay(day=one.day, project_id=one.project_id, model=one.model, **_to_sums(one.spent))
-            for one in days[start : start + ITEMS_AT_ONCE]
+            UsageOfDay(day=day.day, project_id=day.project_id, model=day.model, **_to_sums(day.spent))
+            for day in days[start : start + ITEMS_AT_ONCE]
         ]
         chunks.append(_DAYS.dump_json(items, by_alias=True)[1:-1])
     body = b'{"items":[%b],"truncated":%b}' % (b",".join(chunks), b"true" if truncated else b"false")

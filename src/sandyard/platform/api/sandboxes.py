@@ -207,5 +207,5 @@ class DeniedConnections(Model):
 async def denied(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> DeniedConnections:
     """List connections denied by the network settings, each once. Does not resume the sandbox."""
     found = await sandboxes.list_denied_connections(caller, sandbox_id)
-    items = [DeniedConnection.model_validate(one) for one in found or ()]
+    items = [DeniedConnection.model_validate(denied_attempt) for denied_attempt in found or ()]
     return DeniedConnections(available=found is not None, items=items)

@@ -123,7 +123,7 @@ class _Conversation:
             listed = page.get("tools")
             if not isinstance(listed, list):
                 raise _CheckFailed(f"{self._name} did not return a list of tools.")
-            names = [one.get("name") for one in listed if isinstance(one, dict)]
+            names = [tool.get("name") for tool in listed if isinstance(tool, dict)]
             found += [name for name in names if isinstance(name, str)]
             cursor = page.get("nextCursor")
             if not isinstance(cursor, str) or len(found) >= MAX_TOOLS:

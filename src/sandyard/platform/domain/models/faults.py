@@ -79,7 +79,7 @@ class ProviderTestFailedError(ConflictError):
 
 def make_label(name: str, base_url: str) -> str:
     """Return the display name of a provider: `Anthropic`, or `Anthropic (work)` for one with another name."""
-    preset = find_preset(base_url) or next((one for one in list_presets() if one.name == name), None)
+    preset = find_preset(base_url) or next((known for known in list_presets() if known.name == name), None)
     if preset is None:
         return name
     return preset.title if name.lower() in (preset.name, preset.title.lower()) else f"{preset.title} ({name})"

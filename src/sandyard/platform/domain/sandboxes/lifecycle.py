@@ -261,7 +261,7 @@ class Lifecycle:
         containers, which are those of the original, and with RunningLimitError if the owner may have no more running. If the
         process dies before a copy is recorded, the copy has no row and is ended like any other orphan.
         """
-        rows = [self.draft(owner_id, one) for one in wanted]
+        rows = [self.draft(owner_id, new_sandbox) for new_sandbox in wanted]
         timeout_s, begun = max(row.idle_seconds for row in rows) + self._idle_margin_s, utc_now()
 
         async def copy_on_engine(engine_id: str) -> Sequence[EngineSandbox | SandyardError]:

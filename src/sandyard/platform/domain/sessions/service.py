@@ -216,9 +216,15 @@ class Sessions:
         await self._git.get_checkout(principal, parent.id)
         sessions = [
             _copy_session(
-                row, principal, title=task.title, task_id=task.id, id_=one.session_id, agent=one.agent, model=one.model
+                row,
+                principal,
+                title=task.title,
+                task_id=task.id,
+                id_=copied.session_id,
+                agent=copied.agent,
+                model=copied.model,
             )
-            for one in copies
+            for copied in copies
         ]
         results = await self._fork(principal, parent, sessions, forked_from=row.id)
         return {

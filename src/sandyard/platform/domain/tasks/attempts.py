@@ -126,10 +126,10 @@ class Attempts:
         defaults = ProjectSettings.of(project).agent if project is not None else AgentSettings()
         default = await find_default_agent(tx.session, project, self._settings)
         found = []
-        for one in task.attempts or [{}]:
-            agent = one.get("agent") or task.agent or default
+        for attempt in task.attempts or [{}]:
+            agent = attempt.get("agent") or task.agent or default
             found.append(
-                (agent, one.get("model") or task.model or (defaults.model if agent == defaults.default else None))
+                (agent, attempt.get("model") or task.model or (defaults.model if agent == defaults.default else None))
             )
         return found
 
@@ -173,7 +173,7 @@ class Attempts:
         waiting = attempt.detail.get("pending", [])
         return (
             len(waiting) < MAX_PENDING_MESSAGES
-            and sum(len(one["words"]) for one in waiting) + len(words) <= MAX_PENDING_CHARACTERS
+            and sum(len(attempt["words"]) for attempt in waiting) + len(words) <= MAX_PENDING_CHARACTERS
         )
 
     def _queue_next_round(self, tx: Transaction, attempt: Attempt, kind: RoundKind, work: RoundInput) -> None:
@@ -387,7 +387,10 @@ class Attempts:
             if not rows:
                 return [], {}
             projects = await session.scalars(select(Project).where(Project.id.in_({row.project_id for row in rows})))
-            limits = {one.id: _ProjectLimit(one.name, ProjectSettings.of(one).tasks.parallel) for one in projects}
+            limits = {
+                project.id: _ProjectLimit(project.name, ProjectSettings.of(project).tasks.parallel)
+                for project in projects
+            }
             return [row for row in rows if row.project_id in limits], limits
 
     async def _count_running(self) -> Counter[str]:
@@ -475,11 +478,11 @@ def _keep_newest(said: Sequence[MessageToAgent]) -> list[MessageToAgent]:
     """Return the newest messages for one round: at most MAX_PENDING_MESSAGES, with MAX_PENDING_CHARACTERS in total."""
     kept: list[MessageToAgent] = []
     left = MAX_PENDING_CHARACTERS
-    for one in reversed(said[-MAX_PENDING_MESSAGES:]):
-        left -= len(one["words"])
+    for message in reversed(said[-MAX_PENDING_MESSAGES:]):
+        left -= len(message["words"])
         if left < 0 and kept:
             break
-        kept.insert(0, one)
+        kept.insert(0, message)
     return kept
 
 

@@ -83,7 +83,7 @@ async def handle_initialized(tx: Transaction, run: AgentRun, result: dict[str, A
         "info": limit_json(result.get("agentInfo"), 2_000),
     }
     methods = result.get("authMethods")
-    offered = [one.get("id") for one in methods if isinstance(one, dict)] if isinstance(methods, list) else []
+    offered = [method.get("id") for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
     wanted = options_of(run).get("auth")
     if wanted is not None and wanted in offered:
         queue_request(tx, run, "authenticate", {"methodId": wanted})
@@ -134,9 +134,9 @@ def parse_session_options(result: dict[str, Any]) -> RunOptions:
     if isinstance(modes, dict):
         available = modes.get("availableModes")
         found["modes"] = [
-            {"id": truncate(str(one.get("id")), 100), "name": truncate(str(one.get("name") or one.get("id")), 200)}
-            for one in (available if isinstance(available, list) else [])[:50]
-            if isinstance(one, dict)
+            {"id": truncate(str(mode.get("id")), 100), "name": truncate(str(mode.get("name") or mode.get("id")), 200)}
+            for mode in (available if isinstance(available, list) else [])[:50]
+            if isinstance(mode, dict)
         ]
         found["currentMode"] = truncate(str(modes.get("currentModeId") or ""), 100)
     if isinstance(result.get("configOptions"), list):
@@ -186,7 +186,7 @@ def _select_asking_mode(run: AgentRun, wanted: str | None) -> str | None:
 
 def _set_mode(tx: Transaction, run: AgentRun, mode: str) -> bool:
     """Request a change of the mode. Returns False if there is no such mode, or if it is set already."""
-    if any(one["id"] == mode for one in options_of(run).get("modes", ())):
+    if any(known["id"] == mode for known in options_of(run).get("modes", ())):
         queue_request(tx, run, _SET_MODE, {"sessionId": run.acp_session, "modeId": mode})
         change_options(run, {"currentMode": mode})
         return True
@@ -205,11 +205,12 @@ def _find_choice(run: AgentRun, category: str, wanted: str) -> tuple[str, str | 
         if not isinstance(option, dict) or option.get("category") != category or not isinstance(option.get("id"), str):
             continue
         given = option.get("options")
-        flat = [two for one in (given if isinstance(given, list) else ()) if isinstance(one, dict)
-                for two in (one["options"] if isinstance(one.get("options"), list) else [one])]  # fmt: skip
-        for one in flat:
-            value = one.get("value") if isinstance(one, dict) else None
-            if isinstance(value, str) and (wanted in (value, one.get("name")) or value.endswith(f"/{wanted}")):
+        groups = [group for group in (given if isinstance(given, list) else ()) if isinstance(group, dict)]
+        choices = [choice for group in groups
+                   for choice in (group["options"] if isinstance(group.get("options"), list) else [group])]  # fmt: skip
+        for choice in choices:
+            value = choice.get("value") if isinstance(choice, dict) else None
+            if isinstance(value, str) and (wanted in (value, choice.get("name")) or value.endswith(f"/{wanted}")):
                 return option["id"], None if value == option.get("currentValue") else value
     return None
 

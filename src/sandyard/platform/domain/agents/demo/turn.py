@@ -146,7 +146,7 @@ class Turn:
             self._conversation.update({"sessionUpdate": kind, "content": chunk})
 
     def _plan(self, step: Step) -> None:
-        self._entries, self._planned = [one.strip() for one in step.text.split(";") if one.strip()], 0
+        self._entries, self._planned = [entry.strip() for entry in step.text.split(";") if entry.strip()], 0
         self._send_plan()
 
     def _advance_plan(self, *, all_of_it: bool = False) -> None:

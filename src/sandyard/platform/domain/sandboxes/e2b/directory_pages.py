@@ -133,7 +133,7 @@ def _parse_page(text: str, first: int, limit: int) -> FilePage:
     else:
         page = list(islice(found, first, first + limit))
         following = None if next(found, None) is None else first + limit
-    return FilePage([_to_entry(one) for one in page if one.get("type") in _KINDS], following)
+    return FilePage([_to_entry(entry) for entry in page if entry.get("type") in _KINDS], following)
 
 
 def _iterate_entries(text: str, start: int) -> Iterator[dict[str, Any]]:
