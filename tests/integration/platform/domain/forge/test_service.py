@@ -302,7 +302,7 @@ async def test_an_unmergeable_branch_of_a_plain_remote_is_reported(harness: Forg
     row, _ = await harness.open()
     before = git(harness.bare, "rev-parse", "main")
     for other in (before, "0" * 40):  # a commit that is already in main is not the head of this branch
-        with pytest.raises(BranchMovedError, match="not what was shown here"):
+        with pytest.raises(BranchMovedError, match="has changed since it was shown here"):
             await harness.pulls.merge(harness.worker, row.id, head_commit=other)
     clash = commit_as_colleague(harness, "clash", "theirs\n")
     with pytest.raises(ConflictsError, match="clash"):
