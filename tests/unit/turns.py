@@ -8,7 +8,7 @@ from sandyard.kit.pacing import PacedInput
 
 
 def count_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The parts (chunks, frames) of each turn that any connection takes from now on."""
+    """Return a list that gets the number of parts (chunks, frames) of each turn that any connection takes from now on."""
     turns: list[int] = []
     take_turn = PacedInput.take_turn
 

@@ -338,7 +338,7 @@ class Preparations:
     # maintenance ---------------------------------------------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """After a start: fail preparations of an earlier process and remove their sandboxes."""
+        """Mark the preparations of an earlier process as failed and remove their sandboxes. Call it once after a start."""
         await self.agent_snapshots.recover()
         for preparation_id, sandbox_id in await self._cleanup.fail_interrupted():
             self._tasks.spawn(self._clean_up(preparation_id, sandbox_id))

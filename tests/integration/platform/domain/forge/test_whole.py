@@ -47,7 +47,7 @@ class FinishedPush:
         return GitOperation(id=operation_id, kind="push", status="completed")
 
     def raise_failure(self, operation: GitOperation) -> None:
-        """It never fails."""
+        """Do nothing: these operations never fail."""
 
 
 @pytest.fixture

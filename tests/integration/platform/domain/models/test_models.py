@@ -95,7 +95,7 @@ print(heard, line)"""
 
 async def test_the_api_key_never_reaches_the_sandbox(platform: PlatformHarness, upstream: Upstream) -> None:
     async def echo(seen: Seen, reply: Reply) -> None:
-        """A provider that echoes the key: in a header, in pieces, in an error."""
+        """Respond like a provider that echoes the key: in a header, in pieces, in an error."""
         authorization = seen.headers["authorization"].encode()
         if seen.json.get("fail"):
             await reply.whole(

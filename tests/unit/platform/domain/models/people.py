@@ -86,7 +86,7 @@ def ask(path="/v1/chat/completions", body=None, headers=None, method="POST"):
 
 
 async def played(platform: PlatformHarness, upstream: Upstream, **project: Any) -> Scene:
-    """A session with a running sandbox, a provider for all users, and the connection to it."""
+    """Create a session with a running sandbox, a provider for all users, and the connection to it."""
     services = platform.services
     project_id = await platform.project(platform.owner, **project) if project else None
     session, sandbox = await services.sessions.create(platform.owner, project_id=project_id)

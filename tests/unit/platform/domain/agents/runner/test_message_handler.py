@@ -63,10 +63,10 @@ class Watched:
         self._real = database
 
     def get_fault(self, turn_id: str) -> None:
-        """There is no fault."""
+        """Return None: there is no fault."""
 
     async def get_usage(self, **_: Any) -> None:
-        """Nothing is used."""
+        """Return no usage."""
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -181,7 +181,7 @@ class Failing(Watched):
         return self._fault
 
     async def get_usage(self, **_: Any) -> None:
-        """No usage."""
+        """Return no usage."""
 
 
 async def turn_after(database: Database, deps: Failing, *lines: dict[str, Any]) -> Turn:
