@@ -147,10 +147,8 @@ def _format_row(task: Any, projects: dict[str, str], agents: AgentNames, asking:
     pull = get_pull(task) or {}
     names = dict.fromkeys(agents.label(attempt.get("agent")) for attempt in attempts if attempt.get("agent"))
     number = pull.get("number")
-    column, state = (
-        str(task["status"]).replace("_", " "),
-        "needs you" if task["id"] in asking else get_task_state(task),
-    )
+    column = str(task["status"]).replace("_", " ")
+    state = "needs you" if task["id"] in asking else get_task_state(task)
     return {
         **task,
         "column": column,
@@ -164,7 +162,7 @@ def _format_row(task: Any, projects: dict[str, str], agents: AgentNames, asking:
 
 
 def _find_tasks_waiting_for_answer(tasks: list[Any], asks: list[Any]) -> set[str]:
-    """Return the tasks whose agent waits for an answer."""
+    """Return the ids of the tasks whose agent waits for an answer."""
     running = {
         str(attempt["sessionId"]): str(task["id"])
         for task in tasks
@@ -260,9 +258,9 @@ def format_cost(spent: Any) -> str | None:
     found = spent.get("costUsd")
     if found is None or not spent.get("calls"):
         return None
-    more = "+" if spent.get("unpriced") else ""
-    about = "≈ " if spent.get("estimated") else ""
-    return f"{about}${found:.2f}{more}" if found >= 0.1 or found == 0 else f"{about}${found:.4f}{more}"
+    suffix = "+" if spent.get("unpriced") else ""
+    prefix = "≈ " if spent.get("estimated") else ""
+    return f"{prefix}${found:.2f}{suffix}" if found >= 0.1 or found == 0 else f"{prefix}${found:.4f}{suffix}"
 
 
 def count_tokens(spent: Any) -> int:

@@ -16,7 +16,7 @@ class FieldError(ValueError):
     """A message is not valid JSON, or a field has the wrong type."""
 
 
-_HUMPS = re.compile(r"[A-Z]")
+_UPPERCASE = re.compile(r"[A-Z]")
 _LONE_SURROGATES = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # without those that stand for bytes of a file name
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
@@ -44,8 +44,8 @@ def render(message: Message) -> bytes:
 def get_value(message: Message, name: str) -> Any:
     """Return a field's value by its camelCase name, or None if it is absent."""
     found = message.get(name)
-    if found is None and _HUMPS.search(name):
-        return message.get(_HUMPS.sub(lambda hump: "_" + hump.group().lower(), name))
+    if found is None and _UPPERCASE.search(name):
+        return message.get(_UPPERCASE.sub(lambda letter: "_" + letter.group().lower(), name))
     return found
 
 

@@ -236,12 +236,12 @@ class Gateway:
             project = await reading.get(Project, session.project_id) if session.project_id is not None else None
         return ProjectSettings.of(project).agent.hosted_tools if project is not None else ()
 
-    # calls that cost something -----------------------------------------------------------------------------------------
+    # counted calls -----------------------------------------------------------------------------------------------------
 
     async def _proxy_and_count(self, call: _Call, writer: ResponseWriter) -> None:
         outcome, settled = _Outcome(), False
         refused = await self._check_limits(call, outcome)
-        minimum = _raise_to_minimum(Tokens(), call, 0) if refused is None else Tokens()
+        minimum = _apply_minimum(Tokens(), call, 0) if refused is None else Tokens()
         call_id = await self._ledger.open(
             call.provider.id,
             call.session,
@@ -273,7 +273,7 @@ class Gateway:
             if not settled:
                 if outcome.sent and not outcome.reported:
                     output = outcome.duration_ms * TOKENS_PER_SECOND // 1000
-                    outcome.tokens = _raise_to_minimum(outcome.tokens, call, min(output, MAX_TOKENS))
+                    outcome.tokens = _apply_minimum(outcome.tokens, call, min(output, MAX_TOKENS))
                 outcome.error = outcome.error or "The agent disconnected before the response was complete."
                 self.tasks.spawn(self._settle(call_id, call, outcome))
 
@@ -326,7 +326,7 @@ class Gateway:
         try:
             outcome.sent = True
             # in case the agent disconnects before the response starts
-            outcome.tokens = _raise_to_minimum(Tokens(), call, 0)
+            outcome.tokens = _apply_minimum(Tokens(), call, 0)
             response = await self._send_upstream(call, key)
             outcome.tokens = Tokens()
         except (httpx.HTTPError, PrivateAddressError) as error:
@@ -395,7 +395,7 @@ class Gateway:
                     and time.monotonic() - recorded_at > RECORD_USAGE_EVERY_S
                 ):
                     recorded_at = time.monotonic()
-                    await outcome.record_usage(_raise_to_minimum(Tokens(), call, counter.minimum))
+                    await outcome.record_usage(_apply_minimum(Tokens(), call, counter.minimum))
             await writer.send_data(redactor.flush())
             complete = True
             if excerpt is None:
@@ -406,7 +406,7 @@ class Gateway:
         finally:
             outcome.tokens, outcome.reported = counter.get_result(), counter.reported
             if outcome.sent:
-                outcome.tokens = _raise_to_minimum(
+                outcome.tokens = _apply_minimum(
                     outcome.tokens, call, 0 if complete and outcome.tokens.known else counter.minimum
                 )
         if excerpt is not None:
@@ -501,7 +501,8 @@ def _get_cost(call: _Call, tokens: Tokens) -> int | None:
     return compute_cost(call.price, tokens)
 
 
-def _raise_to_minimum(tokens: Tokens, call: _Call, output: int) -> Tokens:
-    """Estimate the usage of a response that broke off or did not report it, so that spending is always limited."""
+def _apply_minimum(tokens: Tokens, call: _Call, output: int) -> Tokens:
+    """Return the usage with at least `output` and an estimated input, so that a response that broke off or did not report its usage is
+    counted too."""
     input_tokens = tokens.input if tokens.input is not None else call.size // BYTES_PER_TOKEN
     return replace(tokens, input=input_tokens, output=max(tokens.output or 0, output))

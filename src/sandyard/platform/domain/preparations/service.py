@@ -221,7 +221,7 @@ class Preparations:
             )
             self.builds[row.id].installing = None
             await retry_while_database_unavailable(
-                lambda: self._lifecycle.repository.note(sandbox.id, template=agent_snapshot), "preparation"
+                lambda: self._lifecycle.repository.set_fields(sandbox.id, template=agent_snapshot), "preparation"
             )
             self._lifecycle.provision(sandbox.id)
             snapshot = await self._builder.build(caller, project, sandbox, spec=spec, recipe=recipe, report=report)

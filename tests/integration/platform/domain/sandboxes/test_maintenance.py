@@ -42,7 +42,7 @@ async def create_untracked_sandbox(platform: PlatformHarness, instance: str, row
 async def set_unused(platform: PlatformHarness, row: Sandbox, seconds: float = LONG) -> None:
     """Make it look unused for that long."""
     moment = utc_now() - timedelta(seconds=seconds)
-    await platform.services.lifecycle.repository.note(row.id, used_at=moment)
+    await platform.services.lifecycle.repository.set_fields(row.id, used_at=moment)
     platform.services.lifecycle.activity.forget(row.id)
     platform.services.lifecycle.activity.load(row.id, moment)
 
@@ -183,7 +183,7 @@ async def test_a_sandbox_that_cannot_be_checked_does_not_block_the_others(
     await platform.finish_round(platform.services.maintenance.check_health())
     assert (await platform.reload(fine)).seen_at > fine.seen_at  # type: ignore[operator]
     for row in (broken, requested):
-        await platform.services.lifecycle.repository.note(row.id, destroy_requested_at=utc_now())
+        await platform.services.lifecycle.repository.set_fields(row.id, destroy_requested_at=utc_now())
     platform.services.maintenance.reconciled.clear()
     await platform.finish_round(platform.services.maintenance.reconcile())
     assert platform.services.maintenance.reconciled.is_set()

@@ -126,7 +126,7 @@ async def test_applies_changes_made_while_waiting_for_lock(harness: LifecycleHar
         applying = asyncio.create_task(harness.lifecycle.apply_network(harness.project_id))
         await lock.wanted.wait()
         await harness.allow("two.example.org")
-        await harness.lifecycle.repository.note(row.id, status=status)
+        await harness.lifecycle.repository.set_fields(row.id, status=status)
     await applying
     expected: list[Allowed] = [["two.example.org"]] if status == "running" else []
     assert harness.engine.allowed[1:] == expected
@@ -158,7 +158,7 @@ async def test_nobody_uses_sandbox_of_removed_owner(harness: LifecycleHarness, s
         await lifecycle.fork(bob.principal.user_id, row, wanted)
 
     await use()
-    await lifecycle.repository.note(row.id, status=status)
+    await lifecycle.repository.set_fields(row.id, status=status)
     await projects.remove_member(ann, harness.project_id, bob.principal.user_id)
     harness.engine.calls.clear()
     for attempt in (use, call, fork, lambda: lifecycle.ensure_running(row), lambda: lifecycle.resume(row)):

@@ -129,7 +129,7 @@ async def test_requested_deletion(harness: MaintenanceHarness) -> None:
     rows = [await harness.sandbox(ann, stuck=True) for _ in range(MANY)]
     rows.append(await harness.sandbox(bob))
     for row in rows:
-        await harness.lifecycle.repository.note(row.id, destroy_requested_at=utc_now())
+        await harness.lifecycle.repository.set_fields(row.id, destroy_requested_at=utc_now())
     async with asyncio.timeout(PATIENCE_S):
         await harness.maintenance.reconcile()
     await harness.wait_for_status(rows[-1], Status.DESTROYED)
