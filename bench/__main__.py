@@ -14,7 +14,7 @@ from bench.report import Row, machine, median, percentile, table, write
 PARTS = ["engine", "isolation", "e2b", "platform", "git", "large", "output", "tasks", "agents", "web"]
 
 
-def say(text: str) -> None:
+def print_progress(text: str) -> None:
     print(f"  … {text}", file=sys.stderr, flush=True)
 
 
@@ -29,31 +29,31 @@ def main() -> int:
         rows = measure_engine(rounds, many, measure_floor(rounds))
         show("the engine", rows, options.out / "engine.json")
     if options.only in (None, "isolation"):
-        say("gVisor beside namespaces")
+        print_progress("gVisor beside namespaces")
         show("isolation levels", isolation.measure(rounds), options.out / "isolation.json")
     if options.only in (None, "e2b"):
-        say("templates and the code interpreter")
+        print_progress("templates and the code interpreter")
         show("templates and the code interpreter", measure_e2b(rounds), options.out / "e2b.json")
     if options.only in (None, "platform"):
-        say("the platform: reads, commands, events")
+        print_progress("the platform: reads, commands, events")
         show("the platform", platform.measure(rounds), options.out / "platform.json")
     if options.only in (None, "git"):
-        say("git: a repository of 50 MB into a sandbox")
+        print_progress("git: a repository of 50 MB into a sandbox")
         show("git", git.measure(rounds), options.out / "git.json")
     if options.only in (None, "large"):
-        say("the first task on a repository of 50,000 files")
+        print_progress("the first task on a repository of 50,000 files")
         show("a large repository", large.measure(rounds), options.out / "large.json")
     if options.only in (None, "output"):
-        say("500 MB of output of one command")
+        print_progress("500 MB of output of one command")
         show("output", output.measure(rounds), options.out / "output.json")
     if options.only in (None, "tasks"):
-        say("tasks: from a card to the agent's first command, and many at once")
+        print_progress("tasks: from a card to the agent's first command, and many at once")
         show("tasks", tasks.measure(rounds), options.out / "tasks.json")
     if options.only in (None, "agents"):
-        say("agents: from a card to the first command of each")
+        print_progress("agents: from a card to the first command of each")
         show("agents", agents.measure(rounds), options.out / "agents.json")
     if options.only in (None, "web"):
-        say("the web: weight and frames, in a real Chromium")
+        print_progress("the web: weight and frames, in a real Chromium")
         show("the web", web.measure(rounds), options.out / "web.json")
     return 0
 
@@ -65,8 +65,8 @@ def show(part: str, rows: list[Row], out: Path) -> None:
 
 
 def measure_floor(rounds: int) -> dict[str, float]:
-    """The same code against a server that does nothing."""
-    say("floors: a bare spawn; the SDK against a server that does nothing")
+    """Measure the same code against a server that does nothing."""
+    print_progress("floors: a bare spawn; the SDK against a server that does nothing")
     low = {"spawn": median(measures.spawn(rounds))}
     with floor() as endpoint:
         endpoint.use()
@@ -99,41 +99,41 @@ def measure_engine(rounds: int, many: int, low: dict[str, float]) -> list[Row]:
         endpoint.use()
         measures.create_to_output(5)
         settle(endpoint)
-        say("create → first output")
+        print_progress("create → first output")
         sequential = measures.create_to_output(rounds)
         rows.append(Row("create → first output, p50", median(sequential), "ms", low["create"], 8))
         rows.append(Row("create → first output, p99", percentile(sequential, 0.99), "ms", low["create99"], 40))
-        say("100 at once")
+        print_progress("100 at once")
         settle(endpoint)
         rows.append(
             Row("100 at once, p99", percentile(asyncio.run(measures.burst(100)), 0.99), "ms", low["burst99"], 500)
         )
         settle(endpoint)
         sandbox = measures.Sandbox.create(timeout=600)
-        say("exec, pause, resume")
+        print_progress("exec, pause, resume")
         rows.append(Row("exec of true, p50", median(measures.execs(sandbox, rounds)), "ms", low["exec"], 3))
         pauses, resumes = measures.pause_resume(sandbox, rounds)
         rows.append(Row("pause, p50", median(pauses), "ms", low["pause"], 5))
         rows.append(Row("resume, p50", median(resumes), "ms", low["resume"], 5))
-        say("fork with 200 MB changed")
+        print_progress("fork with 200 MB changed")
         measures.change_200_mb(sandbox)
         rows.append(
             Row(
                 "fork → first output, p50", median(measures.fork_to_output(sandbox, rounds // 4)), "ms", low["fork"], 20
             )
         )
-        say("100 MB up and down")
+        print_progress("100 MB up and down")
         up, down = measures.transfer(sandbox, 5)
         rows.append(Row("upload, 100 MB", median(up), "MB/s", low["up"], 300, more_is_better=True))
         rows.append(Row("download, 100 MB", median(down), "MB/s", low["down"], 300, more_is_better=True))
         sandbox.kill()
     with engine("--pool-size", "0") as endpoint:
         endpoint.use()
-        say("create → first output, without a pool")
+        print_progress("create → first output, without a pool")
         measures.create_to_output(5)
         bare = measures.create_to_output(rounds)
         rows.append(Row("create → first output, no pool, p50", median(bare), "ms", low["create"], None))
-        say(f"{many} idle sandboxes")
+        print_progress(f"{many} idle sandboxes")
         settle(endpoint)
         seconds, private, each = measures.idle(endpoint, many)
         rows.append(Row("private memory of an idle sandbox", private, "MB", None, 4))

@@ -102,7 +102,7 @@ async def delivery(
 
 
 async def _cause_all(cause: Callable[[str], Awaitable[object]], count: int, pause: float, mark: str) -> list[float]:
-    """One after the other at the given pace; when each began."""
+    """Cause the events one after the other at the given pace. Return when each began."""
     started: list[float] = []
     begin = time.perf_counter()
     for number in range(count):

@@ -55,7 +55,7 @@ async def _measure(rounds: int) -> list[Row]:
 
 
 def fill(site: Repository) -> None:
-    """Files that hardly compress, changed in many commits, in one pack as a server has them."""
+    """Create files that hardly compress, changed in many commits, in one pack as on a server."""
     chance = random.Random(50)
     each = MEGABYTES * 1_000_000 // (FILES + COMMITS)
     lines: list[bytes] = []
@@ -116,7 +116,7 @@ async def _clone(client: httpx.AsyncClient, project: str) -> float:
 async def _first_command(client: httpx.AsyncClient, project: str) -> float:
     begun = time.perf_counter()
     session = (await client.post("/sessions", json={"projectId": project})).raise_for_status().json()
-    await _ready(client, session["sandboxId"])
+    await _wait_for_checkout(client, session["sandboxId"])
     ran = await client.post(
         f"/sandboxes/{session['sandboxId']}/execute",
         json={"command": "git log -1 --format=%s", "cwd": "/home/user/workspace"},
@@ -127,8 +127,8 @@ async def _first_command(client: httpx.AsyncClient, project: str) -> float:
     return seconds
 
 
-async def _ready(client: httpx.AsyncClient, sandbox: str) -> None:
-    """Until the checkout is there."""
+async def _wait_for_checkout(client: httpx.AsyncClient, sandbox: str) -> None:
+    """Wait until the checkout exists."""
     operation = (
         (await client.get("/git/operations", params={"sandboxId": sandbox})).raise_for_status().json()["items"][0]
     )
@@ -141,7 +141,7 @@ async def _ready(client: httpx.AsyncClient, sandbox: str) -> None:
 async def _pushes(client: httpx.AsyncClient, project: str, rounds: int) -> list[float]:
     session: dict[str, Any] = (await client.post("/sessions", json={"projectId": project})).raise_for_status().json()
     sandbox = session["sandboxId"]
-    await _ready(client, sandbox)
+    await _wait_for_checkout(client, sandbox)
     samples = []
     for number in range(rounds):
         upload = f"/sandboxes/{sandbox}/files?path=/home/user/workspace/{number}.txt"

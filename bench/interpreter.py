@@ -33,7 +33,7 @@ def measure(rounds: int) -> list[Row]:
 
 
 def new_contexts(sandbox: Sandbox, count: int) -> list[float]:
-    """Each until it is there; it is used once and removed outside the clock."""
+    """Return how long each new context takes to exist. Using it once and removing it are not measured."""
     samples = []
     for _ in range(count):
         before = {context.id for context in sandbox.list_code_contexts()}
@@ -45,7 +45,7 @@ def new_contexts(sandbox: Sandbox, count: int) -> list[float]:
 
 
 def bare_kernel(sandbox: Sandbox, rounds: int) -> dict[str, float]:
-    """Milliseconds that `kernel.py` finds."""
+    """Return the milliseconds that `kernel.py` measures."""
     python = "".join(sandbox.run_code("import sys; print(sys.executable)").logs.stdout).strip()
     sandbox.files.write(SCRIPT, Path(kernel.__file__).read_text())
     said = sandbox.commands.run(f"{python} {SCRIPT} {rounds}", timeout=300).stdout

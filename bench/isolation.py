@@ -24,7 +24,7 @@ def measure(rounds: int) -> list[Row]:
 
 
 def _measure_forks(rounds: int) -> list[Row]:
-    """Forks with memory, which namespaces cannot do."""
+    """Measure forks with memory, which namespaces do not support."""
     with engine("--min-isolation", "gvisor", "--pool-size", "0") as endpoint:
         endpoint.use()
         sandbox = Sandbox.create(timeout=600)

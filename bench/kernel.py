@@ -20,7 +20,7 @@ STARTS = 5
 
 
 def started(folder: str) -> tuple[float, subprocess.Popen[bytes], Any]:
-    """Milliseconds from the spawn to the kernel's first reply, the process, and a client of it."""
+    """Return the milliseconds from the spawn to the kernel's first reply, the process, and a client of it."""
     from jupyter_client.blocking.client import BlockingKernelClient  # noqa: PLC0415 - only where it is installed
     from jupyter_client.connect import write_connection_file  # noqa: PLC0415
 
@@ -48,7 +48,7 @@ def listen(client: Any) -> None:
 
 
 def execute(client: Any) -> float:
-    """Milliseconds from the request until the kernel is idle again."""
+    """Return the milliseconds from the request until the kernel is idle again."""
     began = time.perf_counter()
     request = client.execute("1+1")
     while True:

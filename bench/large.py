@@ -21,7 +21,7 @@ MEGABYTES, FILES, FOLDERS = 310, 50_000, 500
 LATER_COMMITS = 20
 CLONES, TASKS = 3, 2
 PATIENCE, LOOK_S = 900.0, 0.5
-RESTS = ("in_review", "failed", "cancelled")
+FINISHED = ("in_review", "failed", "cancelled")
 SETTINGS = {"git": {"commitMessages": "any"}}
 
 
@@ -48,7 +48,7 @@ async def _measure(clones: int, tasks: int) -> list[Row]:
 
 
 def fill(site: Repository) -> None:
-    """Files that hardly compress in many folders, a few of them changed since, in one pack as a server has them."""
+    """Create files that hardly compress in many folders, change a few of them, and pack everything as on a server."""
     chance, each = random.Random(310), MEGABYTES * 1_000_000 // FILES
     lines: list[bytes] = []
 
@@ -66,14 +66,14 @@ def fill(site: Repository) -> None:
 
 
 async def _first_task(client: httpx.AsyncClient, url: str, token: str) -> dict[str, float]:
-    """The seconds of each step of the first round, and of all of it, in a project whose repository nobody has fetched."""
+    """Return the seconds of each step of the first round, and of all of it, in a project whose repository was never fetched."""
     body = {"name": "monorepo", "repository": url, "token": token, "settings": SETTINGS}
     project = (await client.post("/projects", json=body)).raise_for_status().json()["id"]
     card = {"projectId": project, "title": "feat: one more", "agent": "demo", "start": True}
     card["description"] = f"create new/{time.time_ns()}.txt: hello"
     begun = time.monotonic()
     task = str((await client.post("/tasks", json=card)).raise_for_status().json()["id"])
-    attempt = await _rested(client, task)
+    attempt = await _wait_until_finished(client, task)
     assert attempt["status"] == "in_review", attempt
     found = {step["name"]: _at(step["finishedAt"]) - _at(step["startedAt"]) for step in attempt["steps"]}
     found["all"] = time.monotonic() - begun
@@ -81,12 +81,12 @@ async def _first_task(client: httpx.AsyncClient, url: str, token: str) -> dict[s
     return found
 
 
-async def _rested(client: httpx.AsyncClient, task: str) -> dict[str, Any]:
+async def _wait_until_finished(client: httpx.AsyncClient, task: str) -> dict[str, Any]:
     deadline = time.monotonic() + PATIENCE
     while True:
         answer = (await client.get(f"/tasks/{task}/attempts")).raise_for_status().json()
         attempt: dict[str, Any] = answer["items"][0]
-        if attempt["status"] in RESTS or time.monotonic() > deadline:
+        if attempt["status"] in FINISHED or time.monotonic() > deadline:
             return attempt
         await asyncio.sleep(LOOK_S)
 

@@ -21,7 +21,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def spawn(count: int) -> list[float]:
-    """A bare spawn of `echo` on the host, output thrown away."""
+    """Measure a bare spawn of `echo` on the host, without reading its output."""
     sink = os.open(os.devnull, os.O_WRONLY)
     actions = [(os.POSIX_SPAWN_DUP2, sink, 1)]
 
@@ -87,7 +87,7 @@ def fork_to_output(sandbox: Sandbox, count: int) -> list[float]:
 
 
 def fork_many_to_output(sandbox: Sandbox, count: int) -> float:
-    """The milliseconds until all of these forks, made by one request, have run a command."""
+    """Return the milliseconds until all of these forks, made by one request, have run a command."""
     start = time.perf_counter()
     copies = sandbox.fork(timeout=120, count=count)
     for copy in copies:
@@ -117,7 +117,7 @@ def change_200_mb(sandbox: Sandbox) -> None:
 
 
 def transfer(sandbox: Sandbox, count: int) -> tuple[list[float], list[float]]:
-    """MB/s of 100 MB up and down."""
+    """Return the MB/s of uploading and downloading 100 MB."""
     body = os.urandom(MB) * 100
     up, down = [], []
     for _ in range(count):

@@ -61,7 +61,7 @@ def through_pipe(megabytes: int) -> float:
 
 
 def over_wire(endpoint: Endpoint, sandbox: Sandbox, megabytes: int) -> float:
-    """Of output, by somebody who reads the stream of `process.Process/Start` and does not look into it."""
+    """Return the MB/s of output for a client that reads the stream of `process.Process/Start` without parsing it."""
     start = {"process": {"cmd": "/bin/bash", "args": ["-c", command(megabytes)]}}
     message = json.dumps(start).encode()
     headers = {
@@ -82,7 +82,7 @@ def _request(method: str, path: str, headers: dict[str, str], body: bytes = b"")
 
 
 def _read(endpoint: Endpoint, request: bytes, megabytes: int) -> float:
-    """Until the reply is over, or as much has come as is wanted of a server that does not say."""
+    """Read until the reply ends, or until the wanted size has arrived if the server does not announce it."""
     address = urlsplit(endpoint.url)
     begun = time.perf_counter()
     with socket.create_connection((address.hostname, address.port), timeout=120) as sock:

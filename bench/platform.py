@@ -39,7 +39,7 @@ class Platform:
 
 @contextlib.contextmanager
 def platform(endpoint: Endpoint) -> Iterator[Platform]:
-    """A platform of its own on a fresh data directory; everything is gone afterwards."""
+    """Start a platform on a new data directory and delete everything afterwards."""
     data = Path(tempfile.mkdtemp(prefix="sandyard-bench-", dir=os.environ.get("SANDYARD_BENCH_DIR", "/var/tmp")))
     port = free_port()
     variables = {
@@ -124,7 +124,7 @@ class _Wire(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def ask(self, request: bytes) -> asyncio.Future[int]:
-        """The status of the answer."""
+        """Return the status of the response."""
         assert self._transport is not None
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
@@ -144,7 +144,7 @@ class _Wire(asyncio.Protocol):
 
 
 async def reads(url: str, token: str, path: str, rate: int, seconds: float) -> list[float]:
-    """Milliseconds of each, sent at a steady rate whether or not the ones before were answered."""
+    """Return the milliseconds of each request, sent at a constant rate whether or not earlier ones were answered."""
     address = urlsplit(url)
     request = f"GET {path} HTTP/1.1\r\nHost: {address.netloc}\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
     loop = asyncio.get_running_loop()

@@ -45,7 +45,7 @@ def floor() -> Iterator[Endpoint]:
 
 @contextlib.contextmanager
 def engine(*options: str, **settings: str) -> Iterator[Endpoint]:
-    """An engine of its own on a fresh data directory; everything is gone afterwards. `settings`: SANDYARD_<NAME> variables."""
+    """Start an engine on a new data directory and delete everything afterwards. `settings`: SANDYARD_<NAME> variables."""
     data = Path(tempfile.mkdtemp(prefix="sandyard-bench-", dir=os.environ.get("SANDYARD_BENCH_DIR", "/var/tmp")))
     port, key = free_port(), secrets.token_hex(16)
     log = (data / "engine.log").open("wb")
@@ -91,7 +91,7 @@ def destroy_all(endpoint: Endpoint) -> None:
 
 
 def descendants(pid: int) -> set[int]:
-    """All processes below `pid`, by /proc."""
+    """Return all descendants of `pid`, according to /proc."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

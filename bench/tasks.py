@@ -18,10 +18,10 @@ from bench.processes import engine
 from bench.report import Row, median, percentile
 
 AT_ONCE = 20
-PATIENCE, LOOK_S = 600.0, 0.5
+TIMEOUT_S, POLL_S = 600.0, 0.5
 NOW = re.compile(r"\b(\d{10}\.\d{9})\b")
 SETTINGS = {"tasks": {"parallel": AT_ONCE}, "git": {"commitMessages": "any"}}
-RESTS = ("in_review", "failed", "cancelled")
+FINISHED = ("in_review", "failed", "cancelled")
 
 
 def measure(rounds: int) -> list[Row]:
@@ -37,12 +37,12 @@ async def _measure(rounds: int) -> list[Row]:
             body = {"name": "website", "repository": site.url, "token": token, "settings": SETTINGS}
             project = (await client.post("/projects", json=body)).raise_for_status().json()["id"]
             cold = await first_command(client, project)  # which prepares
-            snapshot = await _snapshot()
+            snapshot = await _find_snapshot()
             floors = [await _session(client, snapshot) for _ in range(rounds)]
             firsts = [await first_command(client, project) for _ in range(rounds)]
             begun = time.perf_counter()
             cards = await asyncio.gather(*(_add(client, project, f"feat: number {n}") for n in range(AT_ONCE)))
-            ended = await _rested(client, project, cards)
+            ended = await _wait_until_finished(client, project, cards)
             seconds = time.perf_counter() - begun
     finished = sum(one["status"] == "in_review" for one in ended)
     low = median(floors)
@@ -62,11 +62,11 @@ async def first_command(
     model: str | None = None,
     title: str = "feat: number 0",
 ) -> float:
-    """Seconds from a new card to its agent's first command, which prints the time: by the clock in the sandbox, which is this
-    machine's, so that nobody has to look in time."""
+    """Return the seconds from a new card to its agent's first command. The command prints the time: the sandbox has this
+    machine's clock, so nothing has to be polled."""
     begun = time.time()
     card = await _add(client, project, title, agent, model)
-    (ended,) = await _rested(client, project, [card])
+    (ended,) = await _wait_until_finished(client, project, [card])
     assert ended["status"] == "in_review", ended
     session = ended["sessionId"]
     messages = (await client.get(f"/sessions/{session}/messages", params={"limit": 200})).raise_for_status().json()
@@ -77,7 +77,7 @@ async def first_command(
 async def _add(
     client: httpx.AsyncClient, project: str, title: str, agent: str = "demo", model: str | None = None
 ) -> str:
-    """What the demo agent does is in the description; what other agents do is in their model's script."""
+    """Add a card. The description tells the demo agent what to do; other agents do what their model's script says."""
     body = {
         "projectId": project,
         "title": title,
@@ -89,19 +89,20 @@ async def _add(
     return str((await client.post("/tasks", json=body)).raise_for_status().json()["id"])
 
 
-async def _rested(client: httpx.AsyncClient, project: str, cards: list[str]) -> list[dict[str, Any]]:
-    """The attempts at these cards, when all rest or patience ends. Looks seldom: to look takes time from those who work."""
-    deadline = time.monotonic() + PATIENCE
+async def _wait_until_finished(client: httpx.AsyncClient, project: str, cards: list[str]) -> list[dict[str, Any]]:
+    """Wait until these cards are finished, or until the timeout, and return their attempts. Polls rarely,
+    because polling takes CPU time from the agents."""
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         page = (await client.get("/tasks", params={"projectId": project, "limit": 200})).raise_for_status().json()
         found = [one for task in page["items"] if task["id"] in cards for one in task["attempts"]]
-        if time.monotonic() > deadline or (found and all(one["status"] in RESTS for one in found)):
+        if time.monotonic() > deadline or (found and all(one["status"] in FINISHED for one in found)):
             return found
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
 
-async def _snapshot() -> str:
-    """The one that the preparation has left."""
+async def _find_snapshot() -> str:
+    """Return the snapshot of the preparation."""
     pages = AsyncSandbox.list_snapshots()
     (only,) = await pages.next_items()
     return str(only.snapshot_id)

@@ -15,7 +15,7 @@ WARM = 3
 
 
 def low(rounds: int) -> dict[str, float]:
-    """The floors, against the server that the environment names."""
+    """Measure the floors, against the server that the environment names."""
     build("floor")
     create_to_output(WARM)
     few = max(5, rounds // 10)
@@ -46,12 +46,12 @@ def build(name: str) -> None:
 
 
 def builds(name: str, count: int) -> list[float]:
-    """The same description again and again: nothing of it has changed."""
+    """Measure repeated builds of the same unchanged description."""
     return [timed(lambda: build(name)) for _ in range(count)]
 
 
 def require_running(template: str) -> None:
-    """A sandbox without its server would be made quickly and be worth nothing."""
+    """Raise an error if the server in the sandbox does not run: such a sandbox is created too quickly to count."""
     sandbox = Sandbox.create(template, timeout=60)
     try:
         assert "Directory listing" in sandbox.commands.run(f"curl -s localhost:{PORT}").stdout

@@ -74,7 +74,7 @@ def measure(_rounds: int) -> list[Row]:
 
 
 def _weight(page: Page) -> float:
-    """What crosses the wire until the board is there."""
+    """Return the bytes that are transferred until the board is shown."""
     seen: list[float] = []
 
     def finished(request: Any) -> None:

@@ -55,7 +55,7 @@ def url_server(key: str, word: str) -> Iterator[HttpMcpServer]:
 
     @server.tool()
     def outer_word(echo: str) -> str:
-        """The word outside."""
+        """Return the word that the server outside of the sandbox knows."""
         return f"the outer word is {word}, you said {echo}, and the key is {key}"
 
     app = _ApiKeyMiddleware(created, server.streamable_http_app())

@@ -10,14 +10,14 @@ import struct
 import sys
 import time
 
-dripping = 0
+open_streams = 0
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def answer(self) -> None:
-        global dripping  # noqa: PLW0603
+        global open_streams  # noqa: PLW0603
         if self.path.startswith("/echo") and self.headers.get("Upgrade", "").lower() == "websocket":
             self.websocket()
         elif self.path == "/drip":
@@ -26,45 +26,45 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
             self.end_headers()
             self.close_connection = True
-            dripping += 1
+            open_streams += 1
             try:
                 for number in range(600):
                     self.wfile.write(b"data: %d\n\n" % number)
                     time.sleep(0.3)
             except OSError:
                 pass
-            dripping -= 1
+            open_streams -= 1
         elif self.path == "/dripping":
-            self.say(200, str(dripping).encode())
+            self.respond(200, str(open_streams).encode())
         elif self.path == "/large":
-            self.say(200, b"y" * (32 << 20))
+            self.respond(200, b"y" * (32 << 20))
         elif self.path.startswith("/status/"):
-            self.say(int(self.path.rpartition("/")[2]), b"as you wish")
+            self.respond(int(self.path.rpartition("/")[2]), b"as you wish")
         elif self.path == "/redirect":
-            self.say(302, b"", ("Location", "http://169.254.169.254/"))
+            self.respond(302, b"", ("Location", "http://169.254.169.254/"))
         elif self.path == "/cookies":
             wide = "wide=2; Domain=localhost; Path=/"
             ours = "sandyard_preview=stolen; Path=/"
-            self.say(200, b"", ("Set-Cookie", "mine=1; Path=/"), ("Set-Cookie", wide), ("Set-Cookie", ours))
+            self.respond(200, b"", ("Set-Cookie", "mine=1; Path=/"), ("Set-Cookie", wide), ("Set-Cookie", ours))
         else:
             size, digest = 0, hashlib.sha256()
-            for piece in self.pieces():
+            for piece in self.read_body():
                 size += len(piece)
                 digest.update(piece)
             headers = {name.lower(): value for name, value in self.headers.items()}
-            told = {"method": self.command, "path": self.path, "headers": headers}
-            self.say(200, json.dumps({**told, "size": size, "sha256": digest.hexdigest()}).encode())
+            request_info = {"method": self.command, "path": self.path, "headers": headers}
+            self.respond(200, json.dumps({**request_info, "size": size, "sha256": digest.hexdigest()}).encode())
 
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = answer  # noqa: N815
 
-    def pieces(self):  # type: ignore[no-untyped-def]
+    def read_body(self):  # type: ignore[no-untyped-def]
         left = int(self.headers.get("Content-Length") or 0)
         while left > 0:
             piece = self.rfile.read(min(65536, left))
             left -= len(piece)
             yield piece
 
-    def say(self, status: int, body: bytes, *headers: tuple[str, str]) -> None:
+    def respond(self, status: int, body: bytes, *headers: tuple[str, str]) -> None:
         self.send_response(status)
         for name, value in headers:
             self.send_header(name, value)

@@ -180,7 +180,7 @@ def agent_session(
 def complete_first_task(
     agent: Agent, platform: Platform, github: GitHub, models: ModelServer, *, keyword: str, **settings: Any
 ) -> AgentSession:
-    """The first task: the agent reads the code, makes a wrong fix, gets the failed tests back, and fixes the code."""
+    """Run the first task: the agent reads the code, makes a wrong fix, gets the failed tests back, and fixes the code."""
     project = create_forge_project(platform, github, files=FILES)
     update_settings(project, verify={"command": "python3 -m unittest -q", "fixes": 2}, **settings)
     first_steps = [Read(FILE)] if agent is CLAUDE else []  # it edits only files that it has read with its own tool

@@ -61,7 +61,7 @@ async def test_a_failed_create_leaves_nothing_behind(harness: DriverHarness) -> 
 
 
 async def test_a_cancelled_create_leaves_nothing_behind(harness: DriverHarness) -> None:
-    """At whichever step it is cancelled."""
+    """Cancel it at different steps."""
     for steps in range(0, 24, 3):
         task = asyncio.ensure_future(harness.create("dropped"))
         for _ in range(steps):

@@ -174,13 +174,13 @@ class Api:
         )
 
     def _complete_repository(self, slug: str) -> dict[str, Any]:
-        """A repository with all fields of its owner. Emulate omits some of them for organizations."""
+        """Return the repository with all fields of its owner. Emulate omits some of them for organizations."""
         found: dict[str, Any] = self._github.root_call("GET", f"/repos/{slug}")
         user = self._github.root_call("GET", f"/users/{self._github.root_token.login}")
         return {**found, "owner": {**user, **found["owner"]}}
 
     def _refs(self, request: Request) -> Answer | None:
-        """Branches that are created, moved or deleted through the API are changed in git."""
+        """Create, move or delete branches in git as requested through the API."""
         repository = request.repository
         assert repository is not None, "called for repositories only"
         if request.method == "DELETE" and request.rest.startswith("git/refs/heads/"):

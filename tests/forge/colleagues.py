@@ -47,7 +47,7 @@ class Colleague:
         return self._review(slug, number, "APPROVE", body)
 
     def request_changes(self, slug: str, number: int, body: str, *, path: str | None = None, remark: str = "") -> Any:
-        """With `path`: also comment on its first changed line."""
+        """Request changes. With `path`, also comment on its first changed line."""
         comments = [{"path": path, "position": 1, "body": remark or body}] if path else []
         return self._review(slug, number, "REQUEST_CHANGES", body, comments)
 

@@ -36,7 +36,7 @@ class Exchange:
         return self._length
 
     def pieces(self) -> Iterator[bytes]:
-        """The body as it arrives. Raises CutError if the client disconnects before the end."""
+        """Yield the body as it arrives. Raises CutError if the client disconnects before the end."""
         if self._read:
             return
         stream = self._handler.rfile

@@ -52,7 +52,7 @@ class App:
 
 @functools.cache
 def _private_key() -> str:
-    """The same key for all apps: generating one takes half a second."""
+    """Return the key of all apps: generating one takes half a second."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     encoding, no_password = serialization.Encoding.PEM, serialization.NoEncryption()
     return key.private_bytes(encoding, serialization.PrivateFormat.TraditionalOpenSSL, no_password).decode()
@@ -89,7 +89,7 @@ class RegisteredTokens(Tokens):
         super().make(f"{slug}[bot]", write=write, repositories=repositories, expires_in_s=seconds, text=text)
 
     def installations(self) -> list[str]:
-        """The text of every token that was issued to an App."""
+        """Return the text of every token that was issued to an App."""
         return [text for text, token in self._known.items() if token.login.endswith("[bot]")]
 
 
@@ -164,7 +164,7 @@ class GitHub(GitServer):
         return Colleague(self, login)
 
     def stranger(self, login: str) -> Colleague:
-        """A user who can only read public repositories."""
+        """Create a user who can only read public repositories."""
         self._strangers.add(login)
         return Colleague(self, login)
 
@@ -179,7 +179,7 @@ class GitHub(GitServer):
         repositories: Collection[str] | None = None,
         permissions: dict[str, str] | None = None,
     ) -> App:
-        """A GitHub App that is installed on the account, for these repositories or, with None, for all."""
+        """Create a GitHub App that is installed on the account, for these repositories or, with None, for all."""
         pem = _private_key()
         number = 1000 + len(self.apps)
         made = App(number, number * 10, pem, f"sandyard-{number}")
@@ -241,7 +241,7 @@ class GitHub(GitServer):
         return found
 
     def _facts(self, repository: Repository, pull: dict[str, Any], branches: dict[str, str]) -> dict[str, Any]:
-        """The state of a pull request in git. Without a head if its branch was deleted."""
+        """Return the state of a pull request in git. It has no head if its branch was deleted."""
         head, base = branches.get(pull["head"]["ref"]), branches.get(pull["base"]["ref"])
         if head is None or base is None:
             return {"number": pull["number"]}

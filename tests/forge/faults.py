@@ -52,7 +52,7 @@ class Gate:
         self._open.set()
 
     def hold(self) -> None:
-        """Called by the request."""
+        """Hold the request until `release`. Called by the request."""
         self._reached.set()
         self._open.wait(HOLD_SECONDS)
 
@@ -103,7 +103,7 @@ class Faults:
         self._add(Fault("cut", on, times, after=after, path=path, method=method))
 
     def cut_answer(self, *, on: On = "push", times: int = 1, path: str = "", method: str = "") -> None:
-        """The request is carried out, but its answer is lost."""
+        """Carry out the request, but lose its answer."""
         self._add(Fault("cut_answer", on, times, path=path, method=method))
 
     def slow(self, seconds: float, *, on: On = "git", times: int = 1, path: str = "") -> None:

@@ -19,7 +19,7 @@ class Pulls:
         self._github = github
 
     def correct(self, request: Request) -> Answer | None:
-        """None: the answer of emulate is correct."""
+        """Return None, because the answer of emulate is correct."""
         if request.method == "POST" and request.rest == "pulls":
             return self._open(request)
         if request.method == "PUT" and (found := re.fullmatch(r"pulls/(\d+)/merge", request.rest)):
@@ -111,7 +111,7 @@ class Pulls:
         return Answer(200, [{"filename": row[-1], "status": names.get(row[0][0], "changed")} for row in rows])
 
     def graphql(self, request: Request) -> Answer:
-        """The two mutations that change the draft state, which REST cannot change."""
+        """Handle the two mutations that change the draft state, which REST cannot change."""
         if request.token is None:
             return refusal(401, "This endpoint requires you to be authenticated.")
         query, variables = str((request.body or {}).get("query", "")), (request.body or {}).get("variables") or {}

@@ -33,7 +33,7 @@ _SOMEBODY = {"NAME": "Some Body", "EMAIL": "somebody@example.com"}
 
 
 def _stream(branch: str, parent: str | None, message: str, files: Files) -> bytes:
-    """One commit in the format of `git fast-import`, which prints the id of the commit."""
+    """Yield one commit in the format of `git fast-import`, which prints the id of the commit."""
     text = message.encode() if message.endswith("\n") else f"{message}\n".encode()
     lines = [f"commit refs/heads/{branch}".encode(), b"mark :1"]
     lines += [f"committer {_SOMEBODY['NAME']} <{_SOMEBODY['EMAIL']}> now".encode(), b"data %d" % len(text), text]
@@ -79,7 +79,7 @@ class Repository:
         return self._refs("tags")
 
     def _refs(self, kind: str) -> dict[str, str]:
-        """References by name, sorted, like `git for-each-ref`. Without a process, because tests call this often."""
+        """Return the references by name, sorted, like `git for-each-ref`. Starts no process, because tests call this often."""
         found, loose, packed = {}, self.path / "refs" / kind, self.path / "packed-refs"
         for line in packed.read_text().splitlines() if packed.exists() else ():
             commit, _, name = line.partition(" ")
@@ -95,7 +95,7 @@ class Repository:
         return self.branches().get(branch)
 
     def resolve(self, revision: str) -> str | None:
-        """The commit of a branch, tag or hash. None: it does not exist."""
+        """Return the commit of a branch, tag or hash, or None if it does not exist."""
         branches = self.branches()
         if revision in branches or not branches:
             return branches.get(revision)
@@ -105,7 +105,7 @@ class Repository:
         return None
 
     def log(self, revision: str) -> list[str]:
-        """Subjects of the commits, newest first."""
+        """Return the subjects of the commits, newest first."""
         return self.git("log", "--format=%s", revision, "--").splitlines()
 
     def messages(self, revision: str) -> list[str]:

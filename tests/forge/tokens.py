@@ -60,18 +60,19 @@ class Tokens:
         return token
 
     def find(self, text: str) -> Token | None:
-        """The token with this text, if it is valid now."""
+        """Return the token with this text, if it is valid now."""
         token = self._known.get(text)
         return token if token is not None and token.valid else None
 
     def of(self, authorization: str | None) -> Token | None:
-        """The token of an Authorization header: Basic (token as password, or as user name with `x-oauth-basic`), Bearer, or `token`."""
+        """Return the token of an Authorization header: Basic (token as password, or as user name with
+        `x-oauth-basic`), Bearer, or `token`."""
         text = presented(authorization)
         return None if text is None else self.find(text)
 
 
 def presented(authorization: str | None) -> str | None:
-    """The text of the token in an Authorization header, valid or not."""
+    """Return the text of the token in an Authorization header, valid or not."""
     if not authorization or " " not in authorization:
         return None
     scheme, value = authorization.split(" ", 1)

@@ -99,7 +99,7 @@ class Copies:
     used: list[str] = field(default_factory=list)
 
     async def take(self) -> str:
-        """The name of an empty copy without connections."""
+        """Return the name of an empty copy without connections."""
         while self.used:
             name = self.used.pop()
             if await self._empty(name):
@@ -164,7 +164,7 @@ def with_schema(folder: Path) -> Path:
 
 @functools.cache
 def sqlite_schema() -> bytes:
-    """The content of an SQLite file with the current schema."""
+    """Return the content of an SQLite file with the current schema."""
     with (
         tempfile.TemporaryDirectory() as folder,
         ThreadPoolExecutor(1) as thread,

@@ -33,7 +33,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def binaries() -> Path | None:
-    """The directory of the newest supported server."""
+    """Return the directory of the newest supported server."""
     folders = [path for path in Path("/usr/lib/postgresql").glob("*/bin") if path.parent.name.isdigit()]
     found = [(int(path.parent.name), path) for path in folders if (path / "initdb").exists()]
     with contextlib.suppress(OSError, subprocess.CalledProcessError, ValueError):

@@ -122,7 +122,7 @@ class Running:
             time.sleep(0.05)
 
     def processes(self) -> dict[int, str]:
-        """The processes of this command, including itself: command lines by process id."""
+        """Return the processes of this command, including itself: command lines by process id."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):

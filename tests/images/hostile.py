@@ -116,7 +116,7 @@ def _make_device(folder: str) -> None:
 
 
 def attempts(aim: Aim) -> dict[str, Callable[[], object]]:
-    """The attempts, named by what success would mean."""
+    """Return the attempts, named by what success would mean."""
     inside = aim.target if os.path.isdir(aim.target) else "/"  # noqa: PTH112
     return {
         "read /etc/shadow": lambda: _read("/etc/shadow"),
@@ -146,7 +146,7 @@ def attempts(aim: Aim) -> dict[str, Callable[[], object]]:
 
 
 def parser_attempts() -> dict[str, Callable[[], object]]:
-    """Attempts that must fail only in processes which do nothing but read and write."""
+    """Return attempts that must fail only in processes which do nothing but read and write."""
     return {
         "fork": _fork,
         "execute": _execute,

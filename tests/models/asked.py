@@ -75,7 +75,7 @@ class Api(Protocol):
 
 
 def text_of(content: Any) -> str:
-    """The text of a message in any API: a string, or parts of which some contain text."""
+    """Return the text of a message in any API: a string, or parts of which some contain text."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):

@@ -39,7 +39,7 @@ class Conversation:
         return self.done >= len(self.steps)
 
     def next(self) -> Step:
-        """The step for the next answer. After the end of the script, every answer says that it has ended."""
+        """Return the step for the next answer. After the end of the script, every answer says that it has ended."""
         if self.over:
             return Say("There is nothing more in the script.")
         step = self.steps[self.done]
@@ -83,7 +83,7 @@ class ModelServer:
         return conversation
 
     def asked(self, about: str | None = None) -> list[Call]:
-        """Requests for answers, of one conversation or of all."""
+        """Return the requests for answers, of one conversation or of all."""
         with self._changed:
             return [call for call in self.calls if call.asked and about in (None, call.conversation)]
 
@@ -184,7 +184,7 @@ class ModelServer:
         await self._play(step, reply, api, asked)
 
     def _answer_without_model(self, call: Call, api: Api | None) -> tuple[int, dict[str, Any]] | None:
-        """Status and body of an answer that needs no model."""
+        """Return the status and body of an answer that needs no model."""
         if self.keys is not None and call.key not in self.keys:
             return 401, (api or Chat()).error(401, "That key is not known here.")
         if models := _list_models(call):
@@ -268,7 +268,7 @@ def _api(call: Call) -> Api | None:
 
 
 def _list_models(call: Call) -> dict[str, Any] | None:
-    """The list of models, if the request is for it."""
+    """Return the list of models, if the request is for it."""
     if call.method != "GET" or not call.path.endswith("/models"):
         return None
     if "/v1beta/" in call.path:

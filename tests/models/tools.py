@@ -122,7 +122,7 @@ NAMES = {
 
 
 def _fill(tool: Tool, **arguments: str) -> dict[str, Any]:
-    """The arguments under the names that this tool uses. Other required arguments get harmless values."""
+    """Return the arguments under the names that this tool uses. Other required arguments get harmless values."""
     filled: dict[str, Any] = {}
     for meaning, value in arguments.items():
         name = next((name for name in NAMES[meaning] if name in tool.properties), None)
@@ -137,7 +137,7 @@ def _fill(tool: Tool, **arguments: str) -> dict[str, Any]:
 
 
 def example(schema: Mapping[str, Any]) -> Any:
-    """A minimal value for a JSON schema."""
+    """Return a minimal value for a JSON schema."""
     if schema.get("enum"):
         return schema["enum"][0]
     if "const" in schema:

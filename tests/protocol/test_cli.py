@@ -147,7 +147,7 @@ def test_templates(cli: Cli) -> None:
     assert "base" in cli("template", "list", E2B_TEAM_ID="any")
     listed = json.loads(cli("template", "list", "--format", "json"))
     assert any("base" in template["aliases"] for template in listed)
-    assert "belongs to the machine" in cli("template", "delete", "--yes", "base", code=1)
+    assert "is managed on the engine's machine" in cli("template", "delete", "--yes", "base", code=1)
 
 
 def test_a_wrong_key_is_refused_with_a_reason(cli: Cli) -> None:

@@ -23,7 +23,7 @@ NOT_IMPORTED_BY_NAME = {
 
 
 def list_statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """All statements, without their expressions: `ast.walk` takes five times as long."""
+    """List all statements, without their expressions: `ast.walk` takes five times as long."""
     todo = [tree]
     while todo:
         node = todo.pop()

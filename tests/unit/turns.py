@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from sandyard.kit.pacing import Inflow
+from sandyard.kit.pacing import PacedInput
 
 
 def count_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The parts (chunks, frames) of each turn that any connection takes from now on."""
+    """Return a list that gets the number of parts (chunks, frames) of each turn that any connection takes from now on."""
     turns: list[int] = []
-    take_turn = Inflow.take_turn
+    take_turn = PacedInput.take_turn
 
-    def counted(self: Inflow) -> bool:
+    def counted(self: PacedInput) -> bool:
         parse = self.parse
         turns.append(0)
 
@@ -27,5 +27,5 @@ def count_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         finally:
             self.parse = parse
 
-    monkeypatch.setattr(Inflow, "take_turn", counted)
+    monkeypatch.setattr(PacedInput, "take_turn", counted)
     return turns

@@ -31,7 +31,7 @@ class Board:
         ok(self.api.client.patch(path, json={"settings": {**known, "tasks": {**known["tasks"], **tasks}}}))
 
     def list_titles(self, column: str = "") -> list[str]:
-        """Titles of the tasks, in board order."""
+        """List the titles of the tasks, in board order."""
         query = {"projectId": self.project, **({"status": column} if column else {})}
         return [one["title"] for one in self.api.get("/tasks", **query)["items"]]
 

@@ -48,7 +48,7 @@ STORAGE_TYPES = "local_storage,indexeddb,websql,service_workers,cache_storage,sh
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Browser]:
-    """Chromium's headless shell. A full Chromium runs a second renderer per page, for its own window."""
+    """Start Chromium's headless shell. A full Chromium runs a second renderer per page, for its own window."""
     expect.set_options(timeout=TIMEOUT_MS)
     # Playwright's own Node.js needs a library that a minimal machine lacks
     os.environ.setdefault("PLAYWRIGHT_NODEJS_PATH", str(ROOT / ".venv-node/bin/node"))
@@ -58,7 +58,7 @@ def chromium() -> Iterator[Browser]:
 
 @contextlib.contextmanager
 def full_chromium(browser: Browser) -> Iterator[Browser]:
-    """A full Chromium, for notifications: the headless shell denies them."""
+    """Start a full Chromium, for notifications: the headless shell denies them."""
     with _launch(browser.browser_type, "chromium") as full:
         yield full
 
@@ -79,7 +79,7 @@ def _launch(kind: BrowserType, program: str) -> Iterator[Browser]:
 def open_context(
     browser: Browser, url: str, *, phone: bool = False, theme: Theme = "light"
 ) -> Iterator[BrowserContext]:
-    """A separate browser context, which shares nothing with others."""
+    """Open a separate browser context, which shares nothing with others."""
     context = browser.new_context(
         base_url=url,
         viewport=PHONE if phone else DESKTOP,
@@ -97,8 +97,8 @@ def open_context(
 
 @contextlib.contextmanager
 def fresh_page(context: BrowserContext, url: str, token: str) -> Iterator[Page]:
-    """A page that is signed in with this token. From earlier tests, the browser keeps only its cache and its renderer process: a new process
-    would load and compile the application again, which takes longer than most tests. Fails at the end if the console has errors."""
+    """Open a page that is signed in with this token. From earlier tests, the browser keeps only its cache and its renderer process: a new
+    process would load and compile the application again, which takes longer than most tests. Fails at the end if the console has errors."""
     page = _reset_first_page(context, url) or context.new_page()
     login(page, url, token=token)
     with console_errors(page) as errors:

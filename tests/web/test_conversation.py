@@ -68,7 +68,7 @@ def _conversation(page: Page) -> Locator:
 
 
 def _agent_message(page: Page, words: str) -> Locator:
-    """The last paragraph of the agent with this text. Prompts contain no paragraphs."""
+    """Return the last paragraph of the agent with this text. Prompts contain no paragraphs."""
     return _conversation(page).locator("p", has_text=words).last
 
 

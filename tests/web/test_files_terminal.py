@@ -38,7 +38,7 @@ def sandbox(api: Api) -> str:
 
 
 def _png() -> bytes:
-    """An image of one red pixel."""
+    """Return an image of one red pixel."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -72,7 +72,7 @@ def test_the_output_of_an_agent_is_never_executed(page: Page, task: str) -> None
 
 
 def _read_body(answer: Response, api: Api) -> str:
-    """The body of a response. Requested again if it arrived during a navigation: the browser does not keep those bodies."""
+    """Return the body of a response. It is requested again if it arrived during a navigation: the browser does not keep those bodies."""
     try:
         return answer.text()
     except Error:

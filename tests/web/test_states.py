@@ -159,6 +159,6 @@ def test_the_first_load_is_small(new_page: Page) -> None:
 
 
 def _requests_path(url: str, wanted: str) -> bool:
-    """Whether the URL requests this path of the API. A `?` at the end of `wanted` stands for any query."""
+    """Return whether the URL requests this path of the API. A `?` at the end of `wanted` stands for any query."""
     path, _, _ = url.partition("?")
     return path.endswith(f"/api/v1{wanted.rstrip('?')}")

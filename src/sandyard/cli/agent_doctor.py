@@ -176,7 +176,7 @@ def check_agent(command: Sequence[str], folder: str, stderr: IO[bytes], timeout_
         agent_info = _initialize(process)
         yield Finding("initialize", ok=True, detail=f"supports ACP version {ACP_VERSION}", vital=True)
         methods = agent_info.get("authMethods")
-        names = [str(one.get("id")) for one in methods or [] if isinstance(one, dict)]
+        names = [str(method.get("id")) for method in methods or [] if isinstance(method, dict)]
         if names:
             detail = f"offers {', '.join(names)}. Interactive login is not possible in a sandbox: "
             detail += "choose a method without it with --auth-method"
@@ -269,7 +269,7 @@ def _check_cancel(process: AgentProcess, session: str) -> Finding:
 def _check_modes_and_permissions(process: AgentProcess, new_session: dict[str, Any]) -> Iterator[Finding]:
     modes = new_session.get("modes")
     offered = modes.get("availableModes") if isinstance(modes, dict) else None
-    names = [str(one.get("id")) for one in offered or [] if isinstance(one, dict)]
+    names = [str(method.get("id")) for method in offered or [] if isinstance(method, dict)]
     yield Finding("modes", ok=True, detail=f"offers {', '.join(names)}" if names else "offers none")
     if process.unknown_methods:
         names = sorted(process.unknown_methods)
@@ -307,7 +307,7 @@ def _check_resume(process: AgentProcess, agent_info: dict[str, Any], session: di
 
 
 def _choose_allow_option(options: Any) -> dict[str, str]:
-    known = [one for one in options if isinstance(one, dict)] if isinstance(options, list) else []
+    known = [option for option in options if isinstance(option, dict)] if isinstance(options, list) else []
     for kind in ("allow_once", "allow_always"):
         for option in known:
             if option.get("kind") == kind:
@@ -359,7 +359,10 @@ def doctor(command: tuple[str, ...], timeout_s: float, output: str) -> None:
         stderr_tail = stderr.read()[-2000:].decode(errors="replace").strip()
     works = all(finding.ok for finding in findings if finding.vital)
     if output == "json":
-        rows = [{"name": one.name, "ok": one.ok, "vital": one.vital, "detail": one.detail} for one in findings]
+        rows = [
+            {"name": finding.name, "ok": finding.ok, "vital": finding.vital, "detail": finding.detail}
+            for finding in findings
+        ]
         print_json({"ok": works, "findings": rows, "stderr": stderr_tail})
     elif works:
         echo("This agent can work on tasks. To add it: sandyard agent add --help")
@@ -373,7 +376,7 @@ def _suggest_test(command: Sequence[str]) -> str:
     if len(command) > 1:
         return ""
     with contextlib.suppress(CommandError), connect(timeout=SERVER_SECONDS) as client:
-        if command[0] in {one["name"] for one in client.get("/agents")["items"]}:
+        if command[0] in {agent["name"] for agent in client.get("/agents")["items"]}:
             return f" To test the agent {command[0]} of the platform: sandyard agent test {command[0]}"
     return ""
 

@@ -74,9 +74,9 @@ def list_agents(output: str | None) -> None:
     if wants_json(output):
         print_json(page)
         return
-    rows = [{**one, "model": _describe_model(one)} for one in page["items"]]
+    rows = [{**agent, "model": _describe_model(agent)} for agent in page["items"]]
     show_list({"items": rows}, COLUMNS, output, empty_message="No agents.")
-    if any(one["model"] == NEEDS_KEY for one in rows):
+    if any(row["model"] == NEEDS_KEY for row in rows):
         echo(get_advice(NO_MODEL) or "", err=True)
 
 

@@ -154,8 +154,8 @@ def list_presets(output: str | None) -> None:
     if wants_json(output):
         print_json(found)
         return
-    rows = [{**one, "key": "required" if one["keyRequired"] else "not needed"} for one in found["items"]]
-    rows = [{**one, "models": one["models"] or "from the server"} for one in rows]
+    rows = [{**preset, "key": "required" if preset["keyRequired"] else "not needed"} for preset in found["items"]]
+    rows = [{**row, "models": row["models"] or "from the server"} for row in rows]
     show_list({"items": rows}, PRESET_COLUMNS, output, empty_message="No presets.")
     echo(f"Prices as of {found['pricesTaken']}. To see them, use `-o json`.", err=True)
 
@@ -310,7 +310,12 @@ def usage(project: str | None, task: str | None, session: str | None, since: str
     show_one(_mark_estimate(found), USAGE_FIELDS, output)
     if found["models"]:
         echo()
-        show_list({"items": [_mark_estimate(one) for one in found["models"]]}, USAGE_COLUMNS, "table", empty_message="")
+        show_list(
+            {"items": [_mark_estimate(model_usage) for model_usage in found["models"]]},
+            USAGE_COLUMNS,
+            "table",
+            empty_message="",
+        )
     if found.get("estimated"):
         echo(f"\n{_ESTIMATE_NOTE}")
 
@@ -327,14 +332,16 @@ def find_provider_id(client: Client, name: str, project: str | None) -> str:
         return name
     project_id = get_project_id(client, project) if project else None
     found = [
-        one for one in client.list_items(API_PATH, MAX_ITEMS, projectId=project_id)["items"] if one["name"] == name
+        provider
+        for provider in client.list_items(API_PATH, MAX_ITEMS, projectId=project_id)["items"]
+        if provider["name"] == name
     ]
     if project_id is not None:
-        found = [one for one in found if one["projectId"] == project_id] or found
+        found = [provider for provider in found if provider["projectId"] == project_id] or found
     if not found:
         raise ApiError(f"There is no provider {name!r}. To list providers, run `sandyard model list`.", 404)
     if len(found) > 1:
-        ids = ", ".join(str(one["id"]) for one in found)
+        ids = ", ".join(str(provider["id"]) for provider in found)
         raise CommandError(f"There are several providers named {name!r}. Use an id instead: {ids}.")
     return str(found[0]["id"])
 
@@ -344,10 +351,10 @@ def _find_preset(client: Client, name: str, preset: str | None, kind: str | None
     if preset is None and kind is not None:
         return None
     found = client.get("/model-presets")["items"]
-    known = next((one for one in found if one["name"] == (preset or name)), None)
+    known = next((preset_info for preset_info in found if preset_info["name"] == (preset or name)), None)
     if known is None and preset is not None:
         raise click.UsageError(
-            f"There is no preset {preset!r}. Available presets: {', '.join(one['name'] for one in found)}."
+            f"There is no preset {preset!r}. Available presets: {', '.join(preset_info['name'] for preset_info in found)}."
         )
     return known
 
@@ -375,8 +382,8 @@ def explain_failed_test(advice: str) -> Iterator[None]:
         if error.problem_code != TEST_FAILED:
             raise
         found: Any = error.details.get("findings") or []
-        for one in found:
-            echo(f"{click.style('✗', fg='red')} {escape(str(one['detail']))}", err=True)
+        for finding in found:
+            echo(f"{click.style('✗', fg='red')} {escape(str(finding['detail']))}", err=True)
         raise CommandError(advice) from None
 
 

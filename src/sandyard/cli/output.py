@@ -261,7 +261,7 @@ def _format_cell(field: str, value: Json) -> Any:
         return Text(format_age(value))
     if isinstance(value, bool):
         return Text("yes" if value else "no")
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return Text(escape(", ".join(value)))
     if isinstance(value, (dict, list)):
         import json  # noqa: PLC0415 - not needed for --help

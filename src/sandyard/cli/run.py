@@ -125,7 +125,7 @@ def run(
 
 def _warn_about_demo_agents(client: Client, task: Any, screen: Screen) -> None:
     agents = AgentNames(client)
-    names = {str(one["agent"]) for one in task.get("attempts") or [] if agents.is_demo(one["agent"])}
+    names = {str(attempt["agent"]) for attempt in task.get("attempts") or [] if agents.is_demo(attempt["agent"])}
     for name in sorted(names):
         screen.print_note(
             f"{agents.label(name)} is not a real agent: it only follows step-by-step instructions. "
@@ -234,7 +234,7 @@ def resolve_repository(text: str, *, is_local: bool) -> str:
                 f"{text} is a local path, but the platform runs on another machine. Give the URL of a repository that it can reach."
             )
         path = path.resolve()
-        folder = next((one for one in (path, *path.parents) if (one / ".git").exists()), None)
+        folder = next((parent for parent in (path, *path.parents) if (parent / ".git").exists()), None)
         if (path / "HEAD").exists() and (path / "objects").is_dir():
             folder = path  # a bare repository
         if folder is None:

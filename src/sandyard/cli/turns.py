@@ -148,7 +148,7 @@ def _follow(client: Client, session_id: str, turn: Any, screen: Screen, *, as_js
         if update.reconnected or update.has_event("turn"):
             found = client.get(f"/turns/{quote_segment(turn['id'])}") if turn is not None else None
             turns[:] = [found] if found is not None else _list_turns(client, session_id)
-        over = not any(one["status"] in OPEN_STATUSES for one in turns)
+        over = not any(turn["status"] in OPEN_STATUSES for turn in turns)
         shown.handle_events(update, over=over)
         screen.set_status(_describe_activity(turns, shown))
         return turns if over else None

@@ -42,8 +42,8 @@ def volume(context: click.Context, url: str, api_key: str) -> None:
 def list_volumes(engine: _Engine) -> None:
     """List volumes, oldest first."""
     with _open_client(engine) as client:
-        for one in _request(client, "GET", "/volumes"):
-            echo(f"{one['volumeID']}  {one['name']}")
+        for volume_info in _request(client, "GET", "/volumes"):
+            echo(f"{volume_info['volumeID']}  {volume_info['name']}")
 
 
 @volume.command("rm")
@@ -52,7 +52,7 @@ def list_volumes(engine: _Engine) -> None:
 def remove(engine: _Engine, names: tuple[str, ...]) -> None:
     """Delete volumes with everything in them, given by name or id. A volume that a sandbox has mounted is not deleted."""
     with _open_client(engine) as client:
-        known = {one["name"]: one["volumeID"] for one in _request(client, "GET", "/volumes")}
+        known = {volume_info["name"]: volume_info["volumeID"] for volume_info in _request(client, "GET", "/volumes")}
         missing = [name for name in names if name not in known and name not in known.values()]
         if missing:
             raise NotFoundError(f"There is no volume {missing[0]!r}. Nothing was deleted.")

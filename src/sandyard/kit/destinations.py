@@ -84,7 +84,9 @@ class Destinations:
 
     def _is_listed(self, host: str) -> bool:
         name = host.lower().rstrip(".")
-        return name in self._names or any(f"*{name[at:]}" in self._names for at, one in enumerate(name) if one == ".")
+        return name in self._names or any(
+            f"*{name[at:]}" in self._names for at, character in enumerate(name) if character == "."
+        )
 
     def _check_addresses(self, host: str, addresses: Sequence[Address]) -> None:
         for address in addresses:
@@ -99,8 +101,8 @@ def is_public(address: Address) -> bool:
     them."""
     private = [*_NEVER_PUBLIC, *list_attached_networks()]
     return all(
-        one.is_global and not one.is_multicast and not any(one in network for network in private)
-        for one in _list_equivalent_addresses(address)
+        equivalent.is_global and not equivalent.is_multicast and not any(equivalent in network for network in private)
+        for equivalent in _list_equivalent_addresses(address)
     )
 
 
@@ -144,7 +146,7 @@ def _list_equivalent_addresses(address: Address) -> list[Address]:
     within = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
     if any(address in network for network in _NAT64):
         within.append(ipaddress.IPv4Address(address.packed[-4:]))
-    return [address, *(one for one in within if one is not None)]
+    return [address, *(network for network in within if network is not None)]
 
 
 def _make_error(host: str) -> PrivateAddressError:

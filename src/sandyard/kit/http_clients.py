@@ -110,12 +110,12 @@ def describe_unreachable(name: str, url: str, error: Exception) -> str:
     """Return why a server could not be reached. `name` is the server's display name. The library's message is kept only if it adds
     something, for example about a certificate."""
     reason = str(error).strip().rstrip(".")
-    if isinstance(error, httpx.ConnectError) and any(one in reason.lower() for one in _NO_NAME):
+    if isinstance(error, httpx.ConnectError) and any(phrase in reason.lower() for phrase in _NO_NAME):
         host = httpx.URL(url).host
         return (
             f"{name} could not be reached: the name {host} could not be resolved. "
             "Check DNS or the proxy of the platform's machine."
         )
-    if isinstance(error, httpx.ConnectError) and (not reason or any(one in reason.lower() for one in _NO_SERVER)):
+    if isinstance(error, httpx.ConnectError) and (not reason or any(phrase in reason.lower() for phrase in _NO_SERVER)):
         return f"{name} could not be reached: no server is listening at {url}."
     return f"{name} could not be reached at {url}: {reason or type(error).__name__}."

@@ -24,7 +24,7 @@ PIECES = 16
 """How many pieces all owners together may forward between two pauses."""
 
 
-class Inflow:
+class PacedInput:
     """The unparsed input of a connection. Reading is paused while there is any.
 
     `parse` parses the next piece of at most `slice_bytes` and returns how many parts it contained. Nothing is parsed while `wanted` returns
@@ -48,7 +48,7 @@ class Inflow:
         self._waiting = b""
         self._position = 0
         self._end_callback: Callable[[], None] | None = None
-        self.queued = False  # by _Turns
+        self.queued = False  # by _ParseQueue
 
     @property
     def busy(self) -> bool:
@@ -64,12 +64,12 @@ class Inflow:
             return
         self._waiting = data
         if self.take_turn():
-            _get_turns().add(self)
+            _get_parse_queue().add(self)
 
     def resume(self) -> None:
         """Resume parsing and reading, if `wanted` and `may_read` allow it."""
         if self._waiting:
-            _get_turns().add(self)
+            _get_parse_queue().add(self)
         else:
             self._resume_reading()
 
@@ -77,7 +77,7 @@ class Inflow:
         """Handle the end of the input. Call `callback` once everything is parsed: immediately if nothing is waiting."""
         if self._waiting:
             self._end_callback = callback
-            _get_turns().add(self)
+            _get_parse_queue().add(self)
         else:
             callback()
 
@@ -117,19 +117,19 @@ class Inflow:
             self._transport.resume_reading()
 
 
-class _Turns:
+class _ParseQueue:
     """A round-robin queue of the connections of one event loop that have more to parse."""
 
     def __init__(self) -> None:
-        self._queue: deque[Inflow] = deque()
+        self._queue: deque[PacedInput] = deque()
         self._scheduled = False
 
-    def add(self, inflow: Inflow) -> None:
+    def add(self, paced_input: PacedInput) -> None:
         """Add a connection to the queue. Idempotent."""
-        if inflow.queued:
+        if paced_input.queued:
             return
-        inflow.queued = True
-        self._queue.append(inflow)
+        paced_input.queued = True
+        self._queue.append(paced_input)
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._run)
@@ -138,17 +138,17 @@ class _Turns:
         loop = asyncio.get_running_loop()
         until = time.perf_counter() + TURN_SECONDS
         while self._queue:
-            inflow = self._queue.popleft()
-            inflow.queued = False
+            paced_input = self._queue.popleft()
+            paced_input.queued = False
             try:
-                more = inflow.take_turn()
+                more = paced_input.take_turn()
             except Exception as error:  # like the loop when `data_received` fails
                 loop.call_exception_handler({"message": "Could not parse received data.", "exception": error})
-                inflow.abort()
+                paced_input.abort()
                 continue
-            if more and not inflow.queued:
-                inflow.queued = True
-                self._queue.append(inflow)
+            if more and not paced_input.queued:
+                paced_input.queued = True
+                self._queue.append(paced_input)
             if time.perf_counter() >= until:
                 break
         self._scheduled = bool(self._queue)
@@ -156,7 +156,7 @@ class _Turns:
             loop.call_later(REST_SECONDS, self._run)
 
 
-class Turnstile:
+class ForwardingLimiter:
     """Lets PIECES pass, then none for REST_SECONDS. All owners with pieces have an equal share of PIECES.
 
     A share is kept for its owner until the end of the period, because a single connection asks for its next turn only after it has forwarded
@@ -169,7 +169,7 @@ class Turnstile:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by owner, the next to be served first
         self._resting = False
 
-    async def enter(self, owner: str) -> None:
+    async def wait_for_turn(self, owner: str) -> None:
         if self._remaining and owner not in self._waiting and self._passed[owner] < self._share:
             self._count(owner)
             return
@@ -243,13 +243,13 @@ async def take_turn(kind: str = "other") -> None:
 
     Owners (see `turns_for`) share the turns equally, however many each of them asks for. Work without an owner is counted by its kind.
     """
-    await _TURNSTILES.setdefault(asyncio.get_running_loop(), Turnstile()).enter(_OWNER.get() or kind)
+    await _LIMITERS.setdefault(asyncio.get_running_loop(), ForwardingLimiter()).wait_for_turn(_OWNER.get() or kind)
 
 
 _OWNER: ContextVar[str | None] = ContextVar("turn_owner", default=None)
-_TURNSTILES: WeakKeyDictionary[asyncio.AbstractEventLoop, Turnstile] = WeakKeyDictionary()
-_TURNS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turns] = WeakKeyDictionary()
+_LIMITERS: WeakKeyDictionary[asyncio.AbstractEventLoop, ForwardingLimiter] = WeakKeyDictionary()
+_PARSE_QUEUES: WeakKeyDictionary[asyncio.AbstractEventLoop, _ParseQueue] = WeakKeyDictionary()
 
 
-def _get_turns() -> _Turns:
-    return _TURNS.setdefault(asyncio.get_running_loop(), _Turns())
+def _get_parse_queue() -> _ParseQueue:
+    return _PARSE_QUEUES.setdefault(asyncio.get_running_loop(), _ParseQueue())

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from sandyard.kit import connections
-from sandyard.kit.pacing import Inflow
+from sandyard.kit.pacing import PacedInput
 
 SLICE_BYTES = 4096
 """How many received bytes are parsed at once, at most: several hundred chunks of one byte."""
@@ -71,14 +71,14 @@ def local_url(host: str, port: int) -> str:
 class _Flow(FlowControl):
     """Resumes reading only when everything that was read is parsed."""
 
-    def __init__(self, transport: asyncio.Transport, inflow: Inflow) -> None:
+    def __init__(self, transport: asyncio.Transport, paced_input: PacedInput) -> None:
         super().__init__(transport)
-        self._inflow = inflow
+        self._paced_input = paced_input
 
     def resume_reading(self) -> None:
         if self.read_paused:
             self.read_paused = False
-            self._inflow.resume()
+            self._paced_input.resume()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -88,7 +88,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     authenticated = False
     _unread: connections.UnreadWatch
-    _inflow: Inflow
+    _paced_input: PacedInput
     _parts = 0  # chunks, headers and requests so far
     _running: RequestResponseCycle | None = None  # the request being answered; `cycle` is the one being received
     _waiting_bytes = 0  # of pipelined requests
@@ -104,10 +104,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # same as in uvicorn
         super().connection_made(transport)
-        self._inflow = Inflow(
+        self._paced_input = PacedInput(
             transport, self._parse, slice_bytes=SLICE_BYTES, may_read=lambda: not self.flow.read_paused
         )
-        self.flow = _Flow(transport, self._inflow)
+        self.flow = _Flow(transport, self._paced_input)
         self._unread = connections.UnreadWatch(transport, self.loop)
         self._waiting: deque[int] = deque()  # bytes of each request in `pipeline`, oldest first
         self.timeout_keep_alive = min(UNAUTHENTICATED_IDLE_SECONDS, self.config.timeout_keep_alive)
@@ -118,7 +118,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._release()
-        self._inflow.drop()
+        self._paced_input.drop()
         self._stop_head_timer()
         self._finish_body()
         self._disconnect()
@@ -193,7 +193,7 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             enough = self._body_bytes >= BODY_BYTES_PER_SECOND * seconds
             late = f"The request's body arrives too slowly: send at least {BODY_BYTES_PER_SECOND} bytes a second."
-        held_up = self._body_held_up or self._inflow.busy
+        held_up = self._body_held_up or self._paced_input.busy
         if enough or answering or held_up or cycle.waiting_for_100_continue:
             self._start_body_timer()
             return
@@ -210,7 +210,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._body_timer = None
 
     def data_received(self, data: bytes) -> None:
-        self._inflow.receive(data)
+        self._paced_input.receive(data)
 
     def _parse(self, data: bytes) -> int:
         """Parse the next piece of received data. Return how many parts it contained."""
@@ -235,7 +235,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def handle_websocket_upgrade(self) -> None:
         self._finish_body()
-        self._inflow.drop()
+        self._paced_input.drop()
         super().handle_websocket_upgrade()
         # the connection counts until it is lost, which is reported to its next protocol
         next_protocol: asyncio.BaseProtocol = self.transport.get_protocol()
@@ -329,7 +329,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Send an error response and close the connection. If another response is being sent, only close."""
         running = self._running
         answering = running is not None and running.response_started and not running.response_complete
-        self._inflow.drop()
+        self._paced_input.drop()
         self._disconnect()
         if answering:
             self.close()

@@ -1,4 +1,4 @@
-"""Make text storable, because databases and JSON reject NUL and unpaired surrogates, and quote it in messages."""
+"""Make text make_storable, because databases and JSON reject NUL and unpaired surrogates, and quote it in messages."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 _REFUSED = re.compile("[\x00\ud800-\udfff]")
 
 
-def storable(text: str) -> str:
+def make_storable(text: str) -> str:
     """Return the text with each character that cannot be stored replaced by U+FFFD."""
     return _REFUSED.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def storable_json(value: Any) -> Any:
-    """Apply `storable` to every string in a value of lists and dictionaries."""
+def make_json_storable(value: Any) -> Any:
+    """Apply `make_storable` to every string in a value of lists and dictionaries."""
     if isinstance(value, str):
-        return storable(value)
+        return make_storable(value)
     if isinstance(value, dict):
-        return {storable_json(key): storable_json(one) for key, one in value.items()}
-    return [storable_json(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {make_json_storable(key): make_json_storable(item) for key, item in value.items()}
+    return [make_json_storable(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def append_quote(sentence: str, quote: str) -> str:

@@ -13,7 +13,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from sandyard.kit.connections import UnreadWatch
-from sandyard.kit.pacing import Inflow
+from sandyard.kit.pacing import PacedInput
 
 RAW = "sandyard.websocket.raw"
 """Name of the scope extension, and type of the message that accepts a WebSocket instead of `websocket.accept`. Its `headers` are the
@@ -100,40 +100,42 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     """A WebSocket with limits: a client that sends many tiny frames waits for others (`pacing`), and one that does not read is
     disconnected."""
 
-    _inflow: Inflow
+    _paced_input: PacedInput
     _unread: UnreadWatch
     _sent: FrameTracker | None = None  # frames sent on a raw connection
     _late_pong = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._inflow = Inflow(self.transport, self._parse, slice_bytes=SLICE_BYTES, wanted=lambda: not self.read_paused)
+        self._paced_input = PacedInput(
+            self.transport, self._parse, slice_bytes=SLICE_BYTES, wanted=lambda: not self.read_paused
+        )
         self._unread = UnreadWatch(self.transport, self.loop)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unread.stop()
-        self._inflow.drop()
+        self._paced_input.drop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._sent is None:
-            self._inflow.receive(data)
+            self._paced_input.receive(data)
         else:
             self.queue.put_nowait({"type": "websocket.receive", "bytes": data})
             self.read_paused = True
-            self._inflow.pause_reading()
+            self._paced_input.pause_reading()
 
     def _parse(self, data: bytes) -> int:
         """Parse the next piece of received data. Return how many frames it contained."""
         self.conn.receive_data(data)
         if self.conn.parser_exc is not None:
-            self._inflow.drop()
+            self._paced_input.drop()
             self.handle_parser_exception()
             return 0
         frames = len(self.conn.events)
         self.handle_events()
         if self.transport.is_closing():
-            self._inflow.drop()
+            self._paced_input.drop()
         return frames
 
     def handle_connect(self, event: Any) -> None:
@@ -164,7 +166,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         message = await self.queue.get()
         if self.read_paused and self.queue.empty():
             self.read_paused = False
-            self._inflow.resume()
+            self._paced_input.resume()
         return message
 
     async def send(self, message: Any) -> None:
@@ -175,7 +177,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         else:
             await super().send(message)
             if self.close_sent:
-                self._inflow.resume()  # to receive the client's close frame
+                self._paced_input.resume()  # to receive the client's close frame
 
     def _accept_raw(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         if self.disconnected or self.transport.is_closing():
@@ -184,8 +186,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         lines += [b"%b: %b" % pair for pair in headers]
         self.handshake_complete = True
         self._sent = FrameTracker()
-        self._inflow.drop()
-        self._inflow.resume()
+        self._paced_input.drop()
+        self._paced_input.resume()
         with suppress(OSError, AttributeError):
             connection: socket.socket = self.transport.get_extra_info("socket")
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, CLIENT_GONE_SECONDS * 1000)

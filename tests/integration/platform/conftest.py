@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness.databases import with_schema
 from tests.harness.engine import Engine, started
-from tests.integration.platform.domain.sandboxes import yard as yards
+from tests.integration.platform.domain.sandboxes import platform_harness
 from tests.unit.platform.conftest import world
 
 __all__ = ["world"]
@@ -22,7 +22,9 @@ def engine_process() -> Iterator[Engine]:
 
 
 @pytest.fixture
-async def yard(tmp_path: Path, engine_process: Engine, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[yards.Yard]:
-    async with yards.open_yard(with_schema(tmp_path), engine_process, monkeypatch) as opened:
+async def platform(
+    tmp_path: Path, engine_process: Engine, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[platform_harness.PlatformHarness]:
+    async with platform_harness.open_platform(with_schema(tmp_path), engine_process, monkeypatch) as opened:
         yield opened
-        await yards.kill_sandboxes(opened)
+        await platform_harness.kill_sandboxes(opened)

@@ -58,7 +58,7 @@ def default_timeout() -> None:
 
 
 def create_without_secure() -> None:
-    """Older SDKs accept `secure=False`; it must still create a working sandbox."""
+    """Create a sandbox with `secure=False`, which older SDKs accept. It must work."""
     with Sandbox.create(secure=False) as sandbox:
         assert sandbox.commands.run("echo ok").stdout == "ok\n"
         sandbox.files.write("x.txt", "x")

@@ -67,7 +67,7 @@ def problem(status: int, code: str, detail: str, **extra: object) -> Reply:
 
 
 def events(*items: tuple[str, str, Any], cut: bool = False) -> Reply:
-    """A stream of events, each given as (id, event, data)."""
+    """Return a stream of events, each given as (id, event, data)."""
     text = "".join(f"id: {number}\nevent: {kind}\ndata: {json.dumps(data)}\n\n" for number, kind, data in items)
     return Reply(200, text.encode(), "text/event-stream", cut)
 

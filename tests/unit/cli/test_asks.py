@@ -72,7 +72,7 @@ def test_a_form_is_answered_as_json_by_name_or_by_position() -> None:
 
 
 def claude_question(*, several: bool = False, **more: Any) -> dict[str, Any]:
-    """A question in the form of Claude Code: no field is required, and each choice has a second field for free text."""
+    """Return a question in the form of Claude Code: no field is required, and each choice has a second field for free text."""
     options = [{"const": "Red", "title": "Red"}, {"const": "Blue", "title": "Blue", "description": "as the sky"}]
     choice = {"type": "array", "items": {"anyOf": options}} if several else {"type": "string", "oneOf": options}
     other = {"type": "string", "title": "Other", "description": "Type your own answer."}

@@ -106,7 +106,7 @@ def hostile(server: Server, document: dict[str, Any], request: pytest.FixtureReq
 
 
 def example(document: dict[str, Any], schema: dict[str, Any], *, known: bool, name: str = "", depth: int = 0) -> Any:
-    """A value for a schema, in which every string is hostile."""
+    """Return a value for a schema, in which every string is hostile."""
     if reference := schema.get("$ref"):
         schema = document["components"]["schemas"][reference.rpartition("/")[2]]
     if several := schema.get("anyOf") or schema.get("oneOf"):

@@ -23,7 +23,7 @@ def make_random_value(rng: random.Random, depth: int = 0) -> Any:
 
 
 def count_expected(value: Any) -> int:
-    """The number that ValueCounter computes: one for each bracket and one for each comma between values."""
+    """Return the number that ValueCounter should compute: one for each bracket and one for each comma between values."""
     if not isinstance(value, list | dict):
         return 0
     inside = list(value.values()) if isinstance(value, dict) else value

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sandyard.kit import pacing
-from sandyard.kit.pacing import PARTS, PIECES, Inflow, set_turn_owner, take_turn, turns_for
+from sandyard.kit.pacing import PARTS, PIECES, PacedInput, set_turn_owner, take_turn, turns_for
 
 
 class FakeTransport(asyncio.Transport):
@@ -40,7 +40,7 @@ class Parser:
     def __init__(self, *, costly: bool = True) -> None:
         self.transport, self.seen, self.open = FakeTransport(), b"", True
         self.costly = costly
-        self.inflow = Inflow(self.transport, self.parse, slice_bytes=16, wanted=lambda: self.open)
+        self.paced_input = PacedInput(self.transport, self.parse, slice_bytes=16, wanted=lambda: self.open)
 
     def parse(self, data: bytes) -> int:
         assert len(data) <= 16
@@ -56,19 +56,19 @@ async def until(condition: Any) -> None:
 
 async def test_parsing_pauses_after_a_number_of_parts_and_continues_later() -> None:
     parser, data = Parser(), bytes(range(250)) * 40
-    parser.inflow.receive(data)
+    parser.paced_input.receive(data)
     assert len(parser.seen) == PARTS
     assert not parser.transport.reading
-    parser.inflow.receive(b"and more")
+    parser.paced_input.receive(b"and more")
     assert len(parser.seen) == PARTS, "data is parsed in the order received"
-    await until(lambda: not parser.inflow.busy)
+    await until(lambda: not parser.paced_input.busy)
     assert parser.seen == data + b"and more"
     assert parser.transport.reading
 
 
 async def test_cheap_data_is_parsed_at_once() -> None:
     parser = Parser(costly=False)
-    parser.inflow.receive(bytes(100_000))
+    parser.paced_input.receive(bytes(100_000))
     assert len(parser.seen) == 100_000
     assert parser.transport.reading
 
@@ -76,49 +76,49 @@ async def test_cheap_data_is_parsed_at_once() -> None:
 async def test_connections_take_turns() -> None:
     greedy, modest = Parser(), Parser()
     ahead: list[int] = []  # how much `greedy` had parsed at each step of `modest`
-    parse = modest.inflow.parse
-    modest.inflow.parse = lambda data: ahead.append(len(greedy.seen)) or parse(data)  # type: ignore[func-returns-value]
-    greedy.inflow.receive(bytes(PARTS * 1000))
-    modest.inflow.receive(bytes(PARTS * 3))
-    await until(lambda: not modest.inflow.busy)
+    parse = modest.paced_input.parse
+    modest.paced_input.parse = lambda data: ahead.append(len(greedy.seen)) or parse(data)  # type: ignore[func-returns-value]
+    greedy.paced_input.receive(bytes(PARTS * 1000))
+    modest.paced_input.receive(bytes(PARTS * 3))
+    await until(lambda: not modest.paced_input.busy)
     assert sorted(set(ahead)) == [PARTS, PARTS * 2, PARTS * 3]
-    greedy.inflow.drop()
+    greedy.paced_input.drop()
 
 
 async def test_a_reader_that_is_not_open_gets_no_data() -> None:
     parser = Parser()
     parser.open = False
-    parser.inflow.receive(b"abc")
+    parser.paced_input.receive(b"abc")
     assert (parser.seen, parser.transport.reading) == (b"", False)
-    parser.inflow.resume()
+    parser.paced_input.resume()
     await asyncio.sleep(0.01)
     assert parser.seen == b""
     parser.open = True
-    parser.inflow.resume()
+    parser.paced_input.resume()
     await until(lambda: parser.seen == b"abc")
     assert parser.transport.reading
 
 
 async def test_the_end_is_reported_after_all_received_data() -> None:
     parser, ended = Parser(), list[int]()
-    parser.inflow.receive(bytes(PARTS * 3))
-    parser.inflow.end(lambda: ended.append(len(parser.seen)))
+    parser.paced_input.receive(bytes(PARTS * 3))
+    parser.paced_input.end(lambda: ended.append(len(parser.seen)))
     assert not ended
     await until(lambda: ended)
     assert ended == [PARTS * 3]
-    parser.inflow.end(lambda: ended.append(0))
+    parser.paced_input.end(lambda: ended.append(0))
     assert ended[1:] == [0], "no data is pending"
 
 
 async def test_a_failing_parser_aborts_only_its_own_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     broken, other, reports = Parser(), Parser(), list[dict[str, Any]]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
-    broken.inflow.receive(bytes(PARTS * 2))
-    other.inflow.receive(bytes(PARTS * 2))
-    broken.inflow.parse = lambda _: 1 // 0
-    await until(lambda: not other.inflow.busy)
+    broken.paced_input.receive(bytes(PARTS * 2))
+    other.paced_input.receive(bytes(PARTS * 2))
+    broken.paced_input.parse = lambda _: 1 // 0
+    await until(lambda: not other.paced_input.busy)
     assert broken.transport.aborted
-    assert not broken.inflow.busy
+    assert not broken.paced_input.busy
     assert isinstance(reports[0]["exception"], ZeroDivisionError)
 
 
@@ -226,10 +226,10 @@ async def test_a_connection_that_is_closed_while_it_waits_costs_no_turn(monkeypa
 async def test_tasks_count_for_the_owner_of_the_task_that_started_them(monkeypatch: pytest.MonkeyPatch) -> None:
     owners: list[str] = []
 
-    async def enter(_: object, owner: str) -> None:
+    async def wait_for_turn(_: object, owner: str) -> None:
         owners.append(owner)
 
-    monkeypatch.setattr(pacing.Turnstile, "enter", enter)
+    monkeypatch.setattr(pacing.ForwardingLimiter, "wait_for_turn", wait_for_turn)
 
     async def request() -> None:
         set_turn_owner("someone")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from sandyard.kit.text import append_quote, storable, storable_json
+from sandyard.kit.text import append_quote, make_json_storable, make_storable
 
 GAP = "\N{REPLACEMENT CHARACTER}"
 
@@ -12,13 +12,13 @@ class Colour(StrEnum):
 
 
 def test_characters_that_cannot_be_stored_are_replaced() -> None:
-    assert storable("a\0b\ud800c\udfff") == f"a{GAP}b{GAP}c{GAP}"
-    assert storable("ä 🐙\n\t\x1b") == "ä 🐙\n\t\x1b"
+    assert make_storable("a\0b\ud800c\udfff") == f"a{GAP}b{GAP}c{GAP}"
+    assert make_storable("ä 🐙\n\t\x1b") == "ä 🐙\n\t\x1b"
 
 
 def test_strings_in_nested_values_are_replaced() -> None:
     value = {"a\0": ["\udc80", ("x", 1, None, True)], "b": {"c": "\0"}, "d": Colour.RED}
-    assert storable_json(value) == {f"a{GAP}": [GAP, ["x", 1, None, True]], "b": {"c": GAP}, "d": "red"}
+    assert make_json_storable(value) == {f"a{GAP}": [GAP, ["x", 1, None, True]], "b": {"c": GAP}, "d": "red"}
 
 
 def test_words_of_another_program_are_quoted() -> None:

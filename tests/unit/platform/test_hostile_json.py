@@ -108,10 +108,10 @@ class Script:
     def __init__(self, line: str) -> None:
         self._line = line
 
-    async def lines(self) -> AsyncIterator[str]:
+    async def read_lines(self) -> AsyncIterator[str]:
         yield self._line
 
-    def say(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         pass
 
     async def drain(self) -> None:

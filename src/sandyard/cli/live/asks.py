@@ -130,14 +130,14 @@ def is_denied_by_policy(ask: Any) -> bool:
 
 def list_options(ask: Any) -> list[Any]:
     found = (ask.get("detail") or {}).get("options")
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return [ask for ask in found if isinstance(ask, dict)] if isinstance(found, list) else []
 
 
 def list_fields(ask: Any) -> dict[str, dict[str, Any]]:
     """Return the fields of a question's form by name."""
     form = (ask.get("detail") or {}).get("form")
     found = form.get("properties") if isinstance(form, dict) else None
-    return {name: one for name, one in found.items() if isinstance(one, dict)} if isinstance(found, dict) else {}
+    return {name: field for name, field in found.items() if isinstance(field, dict)} if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +178,7 @@ def list_questions(ask: Any) -> list[Question]:
 def get_answer_hint(ask: Any) -> str:
     """Return what to type after `answer`."""
     questions = [] if list_options(ask) else list_questions(ask)
-    return " ".join(f"{one.key}=ANSWER" for one in questions) if len(questions) > 1 else "ANSWER"
+    return " ".join(f"{question.key}=ANSWER" for question in questions) if len(questions) > 1 else "ANSWER"
 
 
 def describe_ask(ask: Any) -> Iterator[Line]:
@@ -192,16 +192,16 @@ def describe_ask(ask: Any) -> Iterator[Line]:
     for number, option in enumerate(list_options(ask), 1):
         yield Line(f"  {number}  {escape(str(option.get('name') or option.get('optionId')))}")
     questions = list_questions(ask)
-    for one in questions:
+    for question in questions:
         indent = "  "
         if len(questions) > 1:
-            description = escape(str(one.field.get("description") or ""))
-            optional = "" if one.required else " (optional)"
-            yield Line(f"  {one.label}{optional}{f': {description}' if description else ''}")
+            description = escape(str(question.field.get("description") or ""))
+            optional = "" if question.required else " (optional)"
+            yield Line(f"  {question.label}{optional}{f': {description}' if description else ''}")
             indent = "    "
-        for number, (_, label) in enumerate(list_choices(one.field), 1):
+        for number, (_, label) in enumerate(list_choices(question.field), 1):
             yield Line(f"{indent}{number}  {escape(label)}")
-        if more := _describe_more_answers(one):
+        if more := _describe_more_answers(question):
             yield Line(f"{indent}{more}", {"dim": True})
     if ask.get("expiresAt"):
         when = str(ask["expiresAt"])[:16].replace("T", " ")
@@ -266,21 +266,23 @@ def _parse_json_answer(ask: Any, answer: str) -> dict[str, Any] | None:
 
 def _fill_form(questions: Sequence[Question], answers: Sequence[str]) -> dict[str, Any]:
     named = [
-        (key.strip().lower(), text) for key, separator, text in (one.partition("=") for one in answers) if separator
+        (key.strip().lower(), text)
+        for key, separator, text in (answer.partition("=") for answer in answers)
+        if separator
     ]
-    keys = {name.lower(): one for one in questions for name in (one.name, one.label)}
+    keys = {name.lower(): question for question in questions for name in (question.name, question.label)}
     content: dict[str, Any] = {}
     if len(named) == len(answers) and all(key in keys for key, _ in named):
         for key, text in named:
             content |= parse_content(keys[key], text)
         return content
-    needed = [one for one in questions if one.required]
+    needed = [question for question in questions if question.required]
     for expected in (questions, needed):
         if len(expected) == len(answers):
-            for one, text in zip(expected, answers, strict=True):
-                content |= parse_content(one, text)
+            for question, text in zip(expected, answers, strict=True):
+                content |= parse_content(question, text)
             return content
-    hint = " ".join(f"{one.key}=ANSWER" for one in questions)
+    hint = " ".join(f"{question.key}=ANSWER" for question in questions)
     raise CommandError(f"There are {len(questions)} questions. Answer with {hint}, or give one answer for each.")
 
 
@@ -312,7 +314,7 @@ def _choose_option(options: list[Any], answer: str) -> dict[str, Any]:
                 return {"optionId": option["optionId"]}
     if decision := DECISIONS.get(word.lower().replace("_", " ").replace("-", " ")):
         return {"decision": decision}
-    names = ", ".join(f"{number} {escape(str(one.get('name') or ''))}" for number, one in enumerate(options, 1))
+    names = ", ".join(f"{number} {escape(str(choice.get('name') or ''))}" for number, choice in enumerate(options, 1))
     raise CommandError(f"{escape(word)!r} is not one of the options: {names}.")
 
 
@@ -326,7 +328,9 @@ def list_choices(field: Mapping[str, Any]) -> list[tuple[Any, str]]:
         return [(value, str(label)) for value, label in zip(field["enum"], labels, strict=True)]
     found = field.get("oneOf") or field.get("anyOf")
     if isinstance(found, list):
-        return [(one["const"], _make_label(one)) for one in found if isinstance(one, dict) and "const" in one]
+        return [
+            (option["const"], _make_label(option)) for option in found if isinstance(option, dict) and "const" in option
+        ]
     return []
 
 
@@ -351,7 +355,7 @@ def parse_value(field: Mapping[str, Any], text: str) -> Any:
         return word.lower() in TRUE
     if kind == "array":
         inner = field.get("items")
-        return [parse_value(inner if isinstance(inner, dict) else {}, one) for one in word.split(",") if one.strip()]
+        return [parse_value(inner if isinstance(inner, dict) else {}, part) for part in word.split(",") if part.strip()]
     return text
 
 

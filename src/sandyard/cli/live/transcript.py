@@ -142,7 +142,7 @@ class Transcript:
         kind = part.get("type")
         if message["role"] == "user":
             shown.settled = True
-            text = "\n".join(str(one.get("text") or "") for one in message["parts"] if one.get("type") == "text")
+            text = "\n".join(str(part.get("text") or "") for part in message["parts"] if part.get("type") == "text")
             if self._has_output:
                 yield Line("")
             yield from message_lines.format_prompt(text)
@@ -159,11 +159,11 @@ class Transcript:
             yield from _take_changed_plan_entries(shown, part)
         else:
             shown.settled = True
-            for one in message["parts"]:
-                if one.get("type") == "image":
-                    yield message_lines.format_image(one)
+            for notice in message["parts"]:
+                if notice.get("type") == "image":
+                    yield message_lines.format_image(notice)
                 else:
-                    yield from message_lines.format_notice(one)
+                    yield from message_lines.format_notice(notice)
 
 
 def _take_new_lines(shown: _ShownMessage, text: str, last: bool) -> Iterator[str]:
@@ -201,9 +201,9 @@ def open_transcript(
 ) -> Transcript:
     """Return a transcript that prints to the screen. `prefix` is put before each line. For `start` and `after`, see Transcript."""
 
-    def show_line(one: Line) -> None:
+    def show_line(line: Line) -> None:
         if not as_json:
-            screen.print_line(f"{prefix}{one.text}", **one.style)
+            screen.print_line(f"{prefix}{line.text}", **line.style)
 
     def show_message(message: Any) -> None:
         if as_json:

@@ -51,7 +51,7 @@ def list_servers(project: str, output: str | None) -> None:
     if wants_json(output):
         print_json(found)
         return
-    rows = [_to_row(one) for one in found["items"]]
+    rows = [_to_row(server) for server in found["items"]]
     show_list(
         {"items": rows},
         COLUMNS,
@@ -120,7 +120,9 @@ def add(
             )
         body: dict[str, Any] = {"command": command[0], "args": list(command[1:]), "env": envs} if command else {}
         if url is not None:
-            kept_headers = {} if values or existing is None else {one["name"]: None for one in existing["headers"]}
+            kept_headers = (
+                {} if values or existing is None else {header["name"]: None for header in existing["headers"]}
+            )
             body = {"url": url, "headers": {**kept_headers, **values}, "test": test}
         try:
             if existing is None:
@@ -170,7 +172,7 @@ def _get_servers_path(client: Client, project: str) -> str:
 
 
 def _find_server(items: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    return next((one for one in items if name in (one["name"], one["id"])), None)
+    return next((server for server in items if name in (server["name"], server["id"])), None)
 
 
 def _find_server_id(client: Client, path: str, name: str) -> str:
@@ -199,6 +201,6 @@ def _to_row(server: dict[str, Any]) -> dict[str, Any]:
     return {
         **server,
         "where": server["url"] or " ".join([server["command"], *server["args"]]),
-        "shown": [f"{one['name']} {one['hint']}" for one in server["headers"]],
+        "shown": [f"{header['name']} {header['hint']}" for header in server["headers"]],
         "variables": sorted(server["env"]),
     }

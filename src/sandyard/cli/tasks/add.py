@@ -130,7 +130,7 @@ def _get_session_project(client: Client, session_id: str) -> str:
 def _describe_missing_keys(client: Client, task: Any) -> Iterator[str]:
     """Yield a warning for each agent of the task that will fail because no key is set up for it."""
     agents, chosen = AgentNames(client), [task, *(task.get("wanted") or []), *(task.get("attempts") or [])]
-    names = dict.fromkeys(one.get("agent") for one in chosen)
+    names = dict.fromkeys(choice.get("agent") for choice in chosen)
     missing = [escape(str(name)) for name in names if agents.needs_key(name, task["projectId"])]
     for name in missing:
         yield f"Warning: no API key is set up for {name}, so it will fail."
@@ -171,10 +171,10 @@ def make_task_body(
 ) -> dict[str, Any]:
     """Return the request body for a new task, without its project."""
     attempt_bodies: list[dict[str, Any]] = [drop_missing(agent=agent, model=model) for _ in range(attempts or 0)]
-    for one in wanted:
-        name, _, attempt_model = one.partition(":")
+    for argument in wanted:
+        name, _, attempt_model = argument.partition(":")
         if not name:
-            raise click.BadParameter(f"{one!r} is not AGENT or AGENT:MODEL.")
+            raise click.BadParameter(f"{argument!r} is not AGENT or AGENT:MODEL.")
         attempt_bodies.append(drop_missing(agent=name, model=attempt_model or model))
     return drop_missing(
         title=title,
@@ -197,7 +197,7 @@ def describe_next_steps(client: Client, task: Any) -> list[str]:
             return [f"It starts automatically when {f'{blocked} is done' if blocked else 'its column has room'}."]
         return [f"To start it: sandyard task move {name} in_progress"]
     agents = AgentNames(client)
-    who = ", ".join(agents.label(one["agent"]) for one in task.get("attempts") or [])
+    who = ", ".join(agents.label(attempt["agent"]) for attempt in task.get("attempts") or [])
     return [
         f"Started: {escape(task['title'])}{f', by {who}' if who else ''}.",
         f"To follow it: sandyard task logs {name} --follow",

@@ -184,7 +184,7 @@ def pull_request(task: str, output: str) -> None:
 
 
 def _explain_missing(task: Any) -> str:
-    ready = [str(one["number"]) for one in task.get("attempts") or [] if one["status"] == "ready"]
+    ready = [str(attempt["number"]) for attempt in task.get("attempts") or [] if attempt["status"] == "ready"]
     if len(ready) > 1:
         return f": pick one of its attempts first with `sandyard task pick {task['id']} {ready[0]}`"
     return " yet" if task["status"] in {"backlog", "in_progress"} else ""

@@ -33,15 +33,15 @@ def logs(task: str, following: bool, attempt: int | None, output: str) -> None:
         if following:
             follow_task(client, found, number=attempt, as_json=output == "json")
             return
-        attempts = [one for one in found.get("attempts") or [] if attempt in {None, one["number"]}]
+        attempts = [item for item in found.get("attempts") or [] if attempt in {None, item["number"]}]
         if not attempts:
             find_attempt(found, None)  # reports why there is none
         agents = AgentNames(client)
         with Screen() as screen:
-            for one in attempts:
+            for item in attempts:
                 if len(attempts) > 1 and output != "json":
-                    screen.print_line(f"── attempt {one['number']}: {agents.label(one['agent'])}", bold=True)
-                print_transcript(client, one["sessionId"], screen, as_json=output == "json")
+                    screen.print_line(f"── attempt {item['number']}: {agents.label(item['agent'])}", bold=True)
+                print_transcript(client, item["sessionId"], screen, as_json=output == "json")
 
 
 @click.command()
@@ -55,11 +55,13 @@ def diff(task: str, attempt: int | None, paths: tuple[str, ...], shape: str | No
     """Show what an attempt has changed since its base. Does not resume its sandbox."""
     with connect() as client:
         found = find_task(client, task)
-        one = find_attempt(found, attempt)
-        sandbox = one.get("sandboxId") or client.get(f"/sessions/{quote_segment(one['sessionId'])}").get("sandboxId")
+        selected = find_attempt(found, attempt)
+        sandbox = selected.get("sandboxId") or client.get(f"/sessions/{quote_segment(selected['sessionId'])}").get(
+            "sandboxId"
+        )
         if not sandbox:
-            raise CommandError(f"Attempt {one['number']} of {found['id']} has no sandbox yet.")
-        with print_advice_on_error(one["sessionId"]):
+            raise CommandError(f"Attempt {selected['number']} of {found['id']} has no sandbox yet.")
+        with print_advice_on_error(selected["sessionId"]):
             changed = client.get(
                 f"/git/{quote_segment(sandbox)}/diff", against="base", path=paths or None, patches=shape is None
             )

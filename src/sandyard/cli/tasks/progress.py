@@ -189,16 +189,16 @@ class TaskFollower:
 
     def _has_stopped(self) -> bool:
         if self._task["status"] in {"done", "cancelled"}:
-            return not any(one["status"] == "running" for one in self._select_attempts())
+            return not any(attempt["status"] == "running" for attempt in self._select_attempts())
         attempts = self._select_attempts()
-        return bool(attempts) and not any(one["status"] in ACTIVE for one in attempts)
+        return bool(attempts) and not any(attempt["status"] in ACTIVE for attempt in attempts)
 
     def _show_activity(self) -> None:
-        working = [one for one in self._followers.values() if one.attempt["status"] in ACTIVE]
+        working = [follower for follower in self._followers.values() if follower.attempt["status"] in ACTIVE]
         if len(working) == 1:
             self._screen.set_status(self._describe_activity(working[0]))
         elif working:
-            texts = [f"{one.attempt['number']} {self._describe_activity(one)}" for one in working]
+            texts = [f"{follower.attempt['number']} {self._describe_activity(follower)}" for follower in working]
             self._screen.set_status("   ".join(texts))
         else:
             blocked = ", ".join(self._task.get("blockedBy") or [])
@@ -214,15 +214,15 @@ def is_successful(task: Any, number: int | None = None) -> bool:
     """Return whether the outcome is a success."""
     if task["status"] == "done":
         return True
-    return any(one["status"] in SUCCESSFUL for one in select_attempts(task, number))
+    return any(attempt["status"] in SUCCESSFUL for attempt in select_attempts(task, number))
 
 
 def select_attempts(task: Any, number: int | None) -> list[Any]:
     """Return the attempt with this number; without a number, all that are not archived."""
     attempts = task.get("attempts") or []
     if number is not None:
-        return [one for one in attempts if one["number"] == number]
-    return [one for one in attempts if one["status"] != "archived"]
+        return [attempt for attempt in attempts if attempt["number"] == number]
+    return [attempt for attempt in attempts if attempt["status"] != "archived"]
 
 
 def exit_interrupted(screen: Screen, task: Any) -> NoReturn:
@@ -267,20 +267,20 @@ def describe_end(task: Any, number: int | None = None) -> Iterator[str]:
     attempts = select_attempts(task, number)
     for attempt in attempts:
         yield from _describe_outcome(attempt, several=len(attempts) > 1)
-    if len(ready := [one for one in attempts if one["status"] == "ready"]) > 0:
-        numbers = ", ".join(str(one["number"]) for one in ready)
+    if len(ready := [attempt for attempt in attempts if attempt["status"] == "ready"]) > 0:
+        numbers = ", ".join(str(attempt["number"]) for attempt in ready)
         yield f"To compare them: sandyard task compare {name}"
         yield f"To pick one (of {numbers}): sandyard task pick {name} NUMBER"
-    elif attempts and all(one["status"] in {"failed", "cancelled"} for one in attempts):
-        if any(one.get("errorCode") == "permission_refused" for one in attempts):
+    elif attempts and all(attempt["status"] in {"failed", "cancelled"} for attempt in attempts):
+        if any(attempt.get("errorCode") == "permission_refused" for attempt in attempts):
             yield f"To allow this and continue: sandyard task allow {name}"
-        yield from dict.fromkeys(filter(None, (get_advice(one.get("errorCode")) for one in attempts)))
-        if any(one.get("errorCode") == "verify_failed" for one in attempts):
+        yield from dict.fromkeys(filter(None, (get_advice(attempt.get("errorCode")) for attempt in attempts)))
+        if any(attempt.get("errorCode") == "verify_failed" for attempt in attempts):
             yield f"To see the output of the verify command: sandyard task logs {name}"
             yield f"To change the verify command: sandyard project set {shlex.quote(str(task.get('projectId')))} --verify COMMAND"
             yield f"To continue with another agent: sandyard task retry {name} --agent NAME"
         yield f"To retry: sandyard task retry {name}"
-    if task.get("error") and not any(one.get("error") for one in attempts):
+    if task.get("error") and not any(attempt.get("error") for attempt in attempts):
         yield escape(str(task["error"]))
 
 
@@ -348,7 +348,7 @@ def get_pull(task: Any) -> Any:
     """Return a task's pull request, or its counterpart on a plain Git remote. None if there is none yet."""
     if task.get("pullRequest"):
         return task["pullRequest"]
-    return next((one["pullRequest"] for one in task.get("attempts") or [] if one.get("pullRequest")), None)
+    return next((attempt["pullRequest"] for attempt in task.get("attempts") or [] if attempt.get("pullRequest")), None)
 
 
 def get_pull_url(task: Any) -> str | None:

@@ -117,7 +117,7 @@ def list_schedules(project: str | None, limit: int, output: str | None) -> None:
     with connect() as client:
         page = client.list_items("/schedules", limit, projectId=get_project_id(client, project) if project else None)
     if not wants_json(output):
-        page = {**page, "items": [_with_next_time(one) for one in page["items"]]}
+        page = {**page, "items": [_with_next_time(schedule) for schedule in page["items"]]}
     show_list(page, COLUMNS, output, empty_message="No schedules. To add one: sandyard schedule add CRON TEXT")
 
 
@@ -167,11 +167,11 @@ _add_switch_command("disable", False, "Disable a schedule until it is enabled ag
 def find_schedule(client: Client, name: str) -> Any:
     if name.startswith(PREFIX):
         return client.get(f"/schedules/{quote_segment(name)}")
-    found = [one for one in client.list_items("/schedules", MAX_ITEMS)["items"] if one["name"] == name]
+    found = [schedule for schedule in client.list_items("/schedules", MAX_ITEMS)["items"] if schedule["name"] == name]
     if not found:
         raise ApiError(f"There is no schedule {escape(name)!r}. To list schedules, run `sandyard schedule list`.", 404)
     if len(found) > 1:
-        ids = ", ".join(one["id"] for one in found)
+        ids = ", ".join(schedule["id"] for schedule in found)
         raise CommandError(f"There are several schedules named {escape(name)!r}. Use an id instead: {ids}.")
     return found[0]
 
@@ -180,7 +180,7 @@ def _show(schedule_data: Any, output: str | None) -> None:
     show_one(schedule_data if wants_json(output) else _with_next_time(schedule_data), FIELDS, output)
 
 
-def _with_next_time(one: Any) -> dict[str, Any]:
+def _with_next_time(schedule_data: Any) -> dict[str, Any]:
     """Add the next time as an absolute time, because it lies in the future."""
-    when = one.get("nextAt") if one.get("enabled") else None
-    return {**one, "next": str(when)[:16].replace("T", " ") + " UTC" if when else None}
+    when = schedule_data.get("nextAt") if schedule_data.get("enabled") else None
+    return {**schedule_data, "next": str(when)[:16].replace("T", " ") + " UTC" if when else None}

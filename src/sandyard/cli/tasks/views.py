@@ -146,12 +146,10 @@ def _fetch_tasks(client: Client, limit: int, statuses: tuple[str, ...], **params
 def _format_row(task: Any, projects: dict[str, str], agents: AgentNames, asking: set[str]) -> dict[str, Any]:
     attempts = task.get("attempts") or []
     pull = get_pull(task) or {}
-    names = dict.fromkeys(agents.label(one.get("agent")) for one in attempts if one.get("agent"))
+    names = dict.fromkeys(agents.label(attempt.get("agent")) for attempt in attempts if attempt.get("agent"))
     number = pull.get("number")
-    column, state = (
-        str(task["status"]).replace("_", " "),
-        "needs you" if task["id"] in asking else get_task_state(task),
-    )
+    column = str(task["status"]).replace("_", " ")
+    state = "needs you" if task["id"] in asking else get_task_state(task)
     return {
         **task,
         "column": column,
@@ -165,7 +163,7 @@ def _format_row(task: Any, projects: dict[str, str], agents: AgentNames, asking:
 
 
 def _find_tasks_waiting_for_answer(tasks: list[Any], asks: list[Any]) -> set[str]:
-    """Return the tasks whose agent waits for an answer."""
+    """Return the ids of the tasks whose agent waits for an answer."""
     running = {
         str(attempt["sessionId"]): str(task["id"])
         for task in tasks
@@ -188,13 +186,13 @@ def get_task_state(task: Any) -> str:
     if task["status"] != "in_progress":
         return ""
     attempts = task.get("attempts") or []
-    running = [one for one in attempts if one["status"] == "running"]
-    if any(one.get("stopping") for one in attempts):
+    running = [attempt for attempt in attempts if attempt["status"] == "running"]
+    if any(attempt.get("stopping") for attempt in attempts):
         return "stopping"
     if running:
-        return ", ".join(dict.fromkeys(get_step_label(one.get("step") or "starting") for one in running))
+        return ", ".join(dict.fromkeys(get_step_label(attempt.get("step") or "starting") for attempt in running))
     for status in ("queued", "ready", "failed"):
-        if any(one["status"] == status for one in attempts):
+        if any(attempt["status"] == status for attempt in attempts):
             return status
     return ""
 
@@ -227,7 +225,7 @@ def compare(task: str, output: str | None) -> None:
         rows = [make_comparison_row(attempt, agents) for attempt in attempts]
     show_list({"items": rows}, COMPARISON_COLUMNS, "table", empty_message=f"{found['id']} has not started yet.")
     _show_errors(attempts)
-    if len([one for one in attempts if one["status"] == "ready"]) > 1:
+    if len([attempt for attempt in attempts if attempt["status"] == "ready"]) > 1:
         echo(f"To see one:  sandyard task diff {found['id']} --attempt N", err=True)
         echo(f"To pick one: sandyard task pick {found['id']} N", err=True)
 
@@ -267,9 +265,9 @@ def format_cost(spent: Any) -> str | None:
     found = spent.get("costUsd")
     if found is None or not spent.get("calls"):
         return None
-    more = "+" if spent.get("unpriced") else ""
-    about = "≈ " if spent.get("estimated") else ""
-    return f"{about}${found:.2f}{more}" if found >= 0.1 or found == 0 else f"{about}${found:.4f}{more}"
+    suffix = "+" if spent.get("unpriced") else ""
+    prefix = "≈ " if spent.get("estimated") else ""
+    return f"{prefix}${found:.2f}{suffix}" if found >= 0.1 or found == 0 else f"{prefix}${found:.4f}{suffix}"
 
 
 def count_tokens(spent: Any) -> int:
@@ -296,8 +294,8 @@ def show(task: str, output: str | None) -> None:
             echo(f"  {line}")
     for ask in asks:
         echo()
-        for one in describe_ask(ask):
-            echo(click.style(one.text, **one.style) if use_colour() else one.text)
+        for ask_line in describe_ask(ask):
+            echo(click.style(ask_line.text, **ask_line.style) if use_colour() else ask_line.text)
         which = f" --ask {ask['id']}" if len(asks) > 1 else ""
         echo(f"  To answer: sandyard task answer {found['id']} ANSWER{which}")
 

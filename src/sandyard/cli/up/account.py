@@ -90,8 +90,8 @@ def make_stepdown_command(
 ) -> list[str]:
     """Return the command that runs `command` as that user, with read access to this program's code and write access to `writable`,
     wherever they are, and with a listening socket if the configured port is reserved for root."""
-    named = [path for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if (path := environment.get(name))]
-    shown = dict.fromkeys(list_code_folders(*named), False)
+    certificate_paths = [path for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if (path := environment.get(name))]
+    shown = dict.fromkeys(list_code_folders(*certificate_paths), False)
     order: dict[str, Any] = {"uid": user.pw_uid, "gid": user.pw_gid, "shown": shown | {str(writable): True}}
     if 0 < (port := int(environment["SANDYARD_PORT"])) < FIRST_UNPRIVILEGED_PORT:
         order["listen"] = [environment["SANDYARD_HOST"], port]
@@ -107,7 +107,7 @@ def list_code_folders(*more: str) -> list[str]:
     named = [sys.prefix, sys.base_prefix, str(Path(sandyard.__file__).parents[1]), *searched, *more]
     named += [str(Path(PYTHON).resolve().parents[1])]
     existing = {path for name in named for path in (name, os.path.realpath(name)) if _exists(name)}
-    return sorted(path for path in existing if not any(str(above) in existing for above in Path(path).parents))
+    return sorted(path for path in existing if not any(str(parent) in existing for parent in Path(path).parents))
 
 
 def _exists(path: str) -> bool:

@@ -149,7 +149,10 @@ class Archives:
 
     def _require_free_space(self, size: int) -> None:
         if shutil.disk_usage(self._folder).free - size < self._reserve:
-            raise NoSpaceError("Could not store the upload: only the engine's disk reserve is left (disk_reserve_mb).")
+            raise NoSpaceError(
+                "Could not store the upload: the disk is full except for the engine's reserve (disk_reserve_mb). "
+                "Free some space and try again."
+            )
 
     def _make_too_large_error(self) -> TooLargeError:
         return TooLargeError(

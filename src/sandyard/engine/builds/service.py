@@ -109,7 +109,9 @@ class Builds:
         if template is not None:
             return template
         if self._machine.resolve(name) is not None:
-            raise ForbiddenError(f"The template {name} belongs to the machine and can't be changed through the API.")
+            raise ForbiddenError(
+                f"The template {name} is managed on the engine's machine (`sandyard template`) and can't be changed through the API."
+            )
         raise NotFoundError(f"template '{name[:200]}' not found")
 
     def set_public(self, name: str, public: bool) -> BuiltTemplate:
@@ -225,7 +227,9 @@ class Builds:
 
     def _new_template(self, name: str) -> BuiltTemplate:
         if self._machine.resolve(name) is not None:
-            raise ForbiddenError(f"The template name {name} belongs to the machine. Choose another name.")
+            raise ForbiddenError(
+                f"The name {name} is reserved for a template of the engine's machine. Choose another name."
+            )
         if self._sandboxes.list_snapshots(SnapshotQuery(name=name, limit=1)).items:
             raise ConflictError(
                 f"A snapshot with the name {name!r} already exists. Choose another name, or delete the snapshot."

@@ -54,7 +54,7 @@ async def verify_start_command(
     except TimeoutError:
         raise BuildFailedError(
             f"The template was not ready after {timeout_s:g} s: the ready command '{ready}' never succeeded. "
-            "Sandboxes have the same limit (start_patience_s)."
+            "Check the command. The engine's operator can raise the limit (start_patience_s), which also applies to new sandboxes."
         ) from None
     finally:
         for task in filter(None, (readiness, running)):

@@ -29,12 +29,12 @@ def main() -> None:
             _forward_signals(server)
             _send_request(server)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
-            answer = json.loads(server.recv(65536) or b'{"error": "the agent closed the connection"}')
+            response = json.loads(server.recv(65536) or b'{"error": "the agent closed the connection"}')
     except OSError as error:
-        answer = {"error": f"could not reach the agent: {error.strerror}"}
-    if "error" in answer:
-        sys.exit(f"sudo: {answer['error']}")
-    _end_like(answer["status"])
+        response = {"error": f"could not reach the agent: {error.strerror}"}
+    if "error" in response:
+        sys.exit(f"sudo: {response['error']}")
+    _exit_with_status(response["status"])
 
 
 def _forward_signals(server: socket.socket) -> None:
@@ -63,8 +63,8 @@ def _send_request(server: socket.socket) -> None:
     server.sendall(data[sent:])
 
 
-def _end_like(status: int) -> None:
-    """End with the exit code or the signal of the command."""
+def _exit_with_status(status: int) -> None:
+    """Exit with the code of the command, or end by the same signal."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         with contextlib.suppress(OSError):

@@ -41,9 +41,9 @@ class AgentEndpoints:
         """Set defaults for processes started from now on. Variables are added to the existing ones."""
         try:
             message = protojson.parse(await exchange.request.body.read_all(16 << 20))
-            env = protojson.text_map(message, "envVars")
-            user = protojson.text(message, "defaultUser")
-            workdir = protojson.text(message, "defaultWorkdir")
+            env = protojson.get_text_map(message, "envVars")
+            user = protojson.get_text(message, "defaultUser")
+            workdir = protojson.get_text(message, "defaultWorkdir")
         except protojson.FieldError as error:
             raise HttpError(400, f"invalid request body: {error}") from None
         if any(not key or "=" in key or "\0" in key + value for key, value in env.items()):

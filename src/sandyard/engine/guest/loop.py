@@ -77,7 +77,7 @@ class Loop:
     # descriptors -----------------------------------------------------------------------------------------------------
 
     def add_reader(self, fd: int, callback: Callback) -> None:
-        """Call when `fd` is readable, or its other end is gone. Replaces an existing callback."""
+        """Call `callback` whenever `fd` is readable or its other end is closed. Replaces an existing callback."""
         if fd in self._readers:
             pass
         elif fd in self._writers:
@@ -97,7 +97,7 @@ class Loop:
         return True
 
     def add_writer(self, fd: int, callback: Callback) -> None:
-        """Call when `fd` is writable, or its other end is gone. Replaces an existing callback."""
+        """Call `callback` whenever `fd` is writable or its other end is closed. Replaces an existing callback."""
         if fd in self._writers:
             pass
         elif fd in self._readers:

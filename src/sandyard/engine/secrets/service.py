@@ -114,7 +114,7 @@ class Secrets:
     def list(self, limit: int, cursor: str | None = None) -> SecretPage:
         """Return a page of secrets, newest first. Raises InvalidInputError for a bad cursor."""
         if cursor is not None and not re.fullmatch(r"\d{1,18}", cursor):
-            raise InvalidInputError("The next token is not valid.")
+            raise InvalidInputError("nextToken is not valid: use one from a previous response.")
         rows = self._database.query(
             f"SELECT {_COLUMNS} FROM secrets WHERE seq < ? ORDER BY seq DESC LIMIT ?",  # noqa: S608
             (int(cursor) if cursor else 1 << 62, limit + 1),

@@ -13,7 +13,7 @@ from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example
 from sandyard.platform.domain.agents import catalogue, trials
@@ -175,7 +175,7 @@ async def list_(caller: Caller, agents: Agents, models: Models) -> AgentList:
     return AgentList(items=[AgentView.of(agent, readiness, default) for agent in found])
 
 
-@router.post("/agents", name="agent.create", status_code=201, dependencies=[limited("create")])
+@router.post("/agents", name="agent.create", status_code=201, dependencies=[limit_rate("create")])
 async def create(request: Request, caller: Caller, agents: Agents, models: Models, body: NewAgent) -> AgentView:
     """Define an agent: any command line that speaks the Agent Client Protocol.
 
@@ -190,7 +190,7 @@ async def get(caller: Caller, agents: Agents, models: Models, agent_name: AgentN
     return await _make_view(caller, agents, models, await agents.get(caller, agent_name))
 
 
-@router.put("/agents/{agent_name}", name="agent.update", dependencies=[limited("execute")])
+@router.put("/agents/{agent_name}", name="agent.update", dependencies=[limit_rate("execute")])
 async def update(caller: Caller, agents: Agents, models: Models, agent_name: AgentName, body: AgentChange) -> AgentView:
     """Replace the agent's definition. Running processes are not affected."""
     return await _make_view(
@@ -206,7 +206,7 @@ async def delete(caller: Caller, agents: Agents, agent_name: AgentName) -> None:
 @router.post(
     "/agents/{agent_name}/test",
     name="agent.test",
-    dependencies=[limited("create")],
+    dependencies=[limit_rate("create")],
     response_model=TrialView,
     responses={202: {"model": StartedAgentTest, "description": "The test continues in the background."}},
 )

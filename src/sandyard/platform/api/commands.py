@@ -16,7 +16,7 @@ from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.revocation import run_until_revoked, wait_until_revoked
 from sandyard.platform.api.routers import api_router
@@ -98,7 +98,7 @@ class Result(Model):
 @router.post(
     "/sandboxes/{sandbox_id}/execute",
     name="sandbox.execute",
-    dependencies=[limited("execute")],
+    dependencies=[limit_rate("execute")],
     response_model=Result,
     responses={202: {"model": CommandView, "description": "The command runs in the background."}},
 )

@@ -14,7 +14,7 @@ from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.credential_input import CredentialChanges
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import waits_for_server
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.projects import ProjectId, Projects
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Instant, Model, example
@@ -56,7 +56,7 @@ async def list_(caller: Caller, project_id: ProjectId, credentials: Credentials)
 
 
 @router.put(
-    "/projects/{project_id}/credentials", name="credential.put", dependencies=[limited("create"), waits_for_server()]
+    "/projects/{project_id}/credentials", name="credential.put", dependencies=[limit_rate("create"), waits_for_server()]
 )
 async def put(
     caller: Caller,
@@ -111,7 +111,9 @@ class ConnectionReport(Model):
     budget: BudgetView | None = Field(description="Null if the forge has no rate limit or did not report it.")
 
 
-@router.post("/projects/{project_id}/test", name="project.test", dependencies=[limited("execute"), waits_for_server()])
+@router.post(
+    "/projects/{project_id}/test", name="project.test", dependencies=[limit_rate("execute"), waits_for_server()]
+)
 async def test(
     caller: Caller, project_id: ProjectId, projects: Projects, access: Access, tests: ConnectionTests
 ) -> ConnectionReport:

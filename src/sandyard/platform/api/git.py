@@ -14,7 +14,7 @@ from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.git_queries import Git, make_operation_view
 from sandyard.platform.api.git_views import OperationView
 from sandyard.platform.api.guard import body_limit
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.refs import MAX_PATHS, Branch, RepositoryPaths, Revision, Tag
 from sandyard.platform.api.revocation import run_until_revoked
 from sandyard.platform.api.routers import api_router
@@ -39,7 +39,7 @@ SANDBOX = "sbx_00mwhnkzb5gfh26ygacc"
 MAX_MESSAGE = 20_000
 WAIT_SECONDS = 120.0
 _OPERATION_ROUTE: dict[str, Any] = {
-    "dependencies": [limited("execute")],
+    "dependencies": [limit_rate("execute")],
     "response_model": OperationView,
     "responses": {202: {"model": OperationView, "description": "The operation has not finished. Poll `Location`."}},
 }

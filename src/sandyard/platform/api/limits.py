@@ -96,8 +96,8 @@ class RateLimiter:
                 del self.buckets[key]
 
 
-def limited(kind: Literal["create", "execute"]) -> Any:
-    """Return a dependency that counts against the caller's limit: `dependencies=[limited("create")]`."""
+def limit_rate(kind: Literal["create", "execute"]) -> Any:
+    """Return a dependency that counts against the caller's limit: `dependencies=[limit_rate("create")]`."""
 
     async def check(connection: HTTPConnection, principal: Caller) -> None:
         limits: RateLimiter = connection.app.state.limits
@@ -107,7 +107,7 @@ def limited(kind: Literal["create", "execute"]) -> Any:
     return Depends(check)
 
 
-def login_limited() -> Any:
+def limit_login_rate() -> Any:
     """Return a dependency that counts per address, with a high limit because a proxy may be one address for all users.
 
     `count_login` also counts per name.
@@ -120,7 +120,7 @@ def login_limited() -> Any:
     return Depends(check)
 
 
-def webhook_limited() -> Any:
+def limit_webhook_rate() -> Any:
     """Return a dependency that counts per address, because the sender of a webhook is unknown until its signature is checked.
 
     Also refuses an address that has sent too many invalid signatures; see `count_rejected_webhook`.

@@ -11,7 +11,7 @@ from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import COOKIE, KEY_HEADER, Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.guard import body_limit
-from sandyard.platform.api.limits import count_login, login_limited
+from sandyard.platform.api.limits import count_login, limit_login_rate
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example
 from sandyard.platform.api.users import Password, UserView
@@ -87,7 +87,7 @@ class TicketView(Model):
 @router.post(
     "/login",
     name="login.create",
-    dependencies=[login_limited()],
+    dependencies=[limit_login_rate()],
     responses={401: {"description": "Wrong name, password or token."}},
 )
 @body_limit(size=BODY_LIMIT, values=BODY_VALUES)
@@ -137,7 +137,7 @@ async def get_me(caller: Caller, users: Users, events: Events, settings: Setting
     )
 
 
-@router.put("/me/password", name="login.password", status_code=204, dependencies=[login_limited()])
+@router.put("/me/password", name="login.password", status_code=204, dependencies=[limit_login_rate()])
 @body_limit(size=BODY_LIMIT, values=BODY_VALUES)
 async def change_password(caller: Caller, body: PasswordChange, request: Request, users: Users) -> None:
     """Change your own password. Signs you out everywhere else; API tokens stay valid."""

@@ -12,7 +12,7 @@ from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response, waits_for_server
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.projects import ProjectId
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
@@ -168,14 +168,14 @@ class McpServerTest(Model):
 async def list_(caller: Caller, project_id: ProjectId, servers: McpServers) -> McpServerList:
     """List the project's MCP servers, oldest first."""
     found = await servers.list(caller, project_id)
-    return McpServerList(items=[McpServerView.model_validate(one) for one in found])
+    return McpServerList(items=[McpServerView.model_validate(server) for server in found])
 
 
 @router.post(
     "/projects/{project_id}/mcp-servers",
     name="mcp_server.create",
     status_code=201,
-    dependencies=[limited("create"), waits_for_server()],
+    dependencies=[limit_rate("create"), waits_for_server()],
 )
 async def create(
     caller: Caller, project_id: ProjectId, body: NewMcpServer, request: Request, servers: McpServers
@@ -194,7 +194,7 @@ async def get(caller: Caller, project_id: ProjectId, server_id: ServerId, server
 @router.patch(
     "/projects/{project_id}/mcp-servers/{server_id}",
     name="mcp_server.update",
-    dependencies=[limited("create"), waits_for_server()],
+    dependencies=[limit_rate("create"), waits_for_server()],
 )
 async def update(
     caller: Caller,
@@ -221,7 +221,7 @@ async def delete(caller: Caller, project_id: ProjectId, server_id: ServerId, ser
 @router.post(
     "/projects/{project_id}/mcp-servers/{server_id}/test",
     name="mcp_server.test",
-    dependencies=[limited("execute"), waits_for_server()],
+    dependencies=[limit_rate("execute"), waits_for_server()],
 )
 async def test(caller: Caller, project_id: ProjectId, server_id: ServerId, servers: McpServers) -> McpServerTest:
     """Ask an http server for its tools, from the platform and with its headers. Not possible for stdio servers (409)."""

@@ -14,7 +14,7 @@ from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.credential_input import to_secret
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response, waits_for_server
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, Moment, example, id_in_path
@@ -192,9 +192,9 @@ class UsageDays(Model):
 @router.get("/model-presets", name="model_preset.list")
 async def presets(caller: Caller, agents: Agents) -> ModelPresets:
     """List well-known providers with their addresses, models and prices."""
-    profiles = [one.profile for one in await agents.list(caller)]
+    profiles = [agent.profile for agent in await agents.list(caller)]
     items = [
-        ModelPresetView(**preset.model_dump(), agents=[one.name for one in profiles if preset.serves(one)])
+        ModelPresetView(**preset.model_dump(), agents=[profile.name for profile in profiles if preset.serves(profile)])
         for preset in list_presets()
     ]
     return ModelPresets(items=items, prices_taken=get_price_date())
@@ -210,7 +210,7 @@ async def list_(caller: Caller, page: Paging, models: Models, project_id: OfProj
     "/model-providers",
     name="model_provider.create",
     status_code=201,
-    dependencies=[limited("create"), waits_for_server()],
+    dependencies=[limit_rate("create"), waits_for_server()],
 )
 async def create(caller: Caller, body: NewModelProvider, request: Request, models: Models) -> ModelProviderView:
     """Add a provider: for all users (administrators only) or for a project (its owner)."""
@@ -236,7 +236,9 @@ async def get(caller: Caller, provider_id: ProviderId, models: Models) -> ModelP
 
 
 @router.patch(
-    "/model-providers/{provider_id}", name="model_provider.update", dependencies=[limited("create"), waits_for_server()]
+    "/model-providers/{provider_id}",
+    name="model_provider.update",
+    dependencies=[limit_rate("create"), waits_for_server()],
 )
 async def update(
     caller: Caller, provider_id: ProviderId, body: ModelProviderChange, request: Request, models: Models
@@ -264,7 +266,7 @@ async def delete(caller: Caller, provider_id: ProviderId, models: Models) -> Non
 @router.post(
     "/model-providers/{provider_id}/test",
     name="model_provider.test",
-    dependencies=[limited("execute"), waits_for_server()],
+    dependencies=[limit_rate("execute"), waits_for_server()],
 )
 async def test(caller: Caller, provider_id: ProviderId, models: Models) -> ModelProviderTest:
     """Test the key: ask the first model for one word, or ask for the list of models."""
@@ -302,8 +304,8 @@ async def usage_days(
     for start in range(0, len(days), ITEMS_AT_ONCE):
         await take_turn()  # there may be ten thousand
         items = [
-            UsageOfDay(day=one.day, project_id=one.project_id, model=one.model, **_to_sums(one.spent))
-            for one in days[start : start + ITEMS_AT_ONCE]
+            UsageOfDay(day=day.day, project_id=day.project_id, model=day.model, **_to_sums(day.spent))
+            for day in days[start : start + ITEMS_AT_ONCE]
         ]
         chunks.append(_DAYS.dump_json(items, by_alias=True)[1:-1])
     body = b'{"items":[%b],"truncated":%b}' % (b",".join(chunks), b"true" if truncated else b"false")

@@ -14,7 +14,7 @@ from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.projects import ProjectId, Projects
 from sandyard.platform.api.refs import Branch
@@ -113,7 +113,7 @@ class NewPreparation(Input):
 
 
 _PREPARATION_ROUTE: dict[str, Any] = {
-    "dependencies": [limited("create")],
+    "dependencies": [limit_rate("create")],
     "response_model": PreparationView,
     "responses": {202: {"model": PreparationView, "description": "The preparation is in progress. Poll `Location`."}},
 }

@@ -11,7 +11,7 @@ from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Input, Instant, Model, example
@@ -67,7 +67,7 @@ async def list_(caller: Caller, previews: Previews, sandbox_id: SandboxId) -> Po
 
 
 @router.post(
-    "/sandboxes/{sandbox_id}/previews", name="preview.create", status_code=201, dependencies=[limited("execute")]
+    "/sandboxes/{sandbox_id}/previews", name="preview.create", status_code=201, dependencies=[limit_rate("execute")]
 )
 async def create(
     request: Request, caller: Caller, previews: Previews, sandbox_id: SandboxId, body: NewPreview

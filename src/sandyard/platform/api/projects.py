@@ -13,7 +13,7 @@ from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.credential_input import CredentialChanges
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response, waits_for_server
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.refs import Branch
 from sandyard.platform.api.routers import api_router
@@ -152,7 +152,9 @@ async def list_projects(
     return Page[ProjectView].of(found, lambda project: _to_view(project, default[project.id]))
 
 
-@router.post("/projects", name="project.create", status_code=201, dependencies=[limited("create"), waits_for_server()])
+@router.post(
+    "/projects", name="project.create", status_code=201, dependencies=[limit_rate("create"), waits_for_server()]
+)
 async def create_project(
     caller: Caller,
     body: NewProject,
@@ -179,7 +181,7 @@ async def create_project(
     "/projects/sample",
     name="project.sample",
     status_code=201,
-    dependencies=[limited("create")],
+    dependencies=[limit_rate("create")],
     responses={200: {"model": SampleProject, "description": "The sample project already exists."}},
 )
 async def sample_project(
@@ -199,7 +201,7 @@ async def get_project(caller: Caller, project_id: ProjectId, projects: Projects,
     return await make_view(agents, await projects.get(caller, project_id))
 
 
-@router.patch("/projects/{project_id}", name="project.update", dependencies=[limited("execute"), waits_for_server()])
+@router.patch("/projects/{project_id}", name="project.update", dependencies=[limit_rate("execute"), waits_for_server()])
 async def update_project(
     caller: Caller,
     project_id: ProjectId,

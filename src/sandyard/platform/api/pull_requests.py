@@ -13,7 +13,7 @@ from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.git import SANDBOX, Id
 from sandyard.platform.api.large_responses import large_response, waits_for_server
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.refs import Branch
 from sandyard.platform.api.routers import api_router
@@ -38,7 +38,7 @@ OfProject = Annotated[
 ]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 MAX_BODY = 60_000
-_CHANGE_ROUTE: dict[str, Any] = {"dependencies": [limited("execute"), waits_for_server()]}
+_CHANGE_ROUTE: dict[str, Any] = {"dependencies": [limit_rate("execute"), waits_for_server()]}
 
 
 class PullRequestView(Model):

@@ -12,7 +12,7 @@ from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import waits_for_server
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
@@ -107,7 +107,7 @@ class NewSandbox(Input):
     idle_seconds: int | None = Field(None, ge=5, le=7 * 86400)
 
 
-@router.post("/sandboxes", name="sandbox.create", status_code=201, dependencies=[limited("create")])
+@router.post("/sandboxes", name="sandbox.create", status_code=201, dependencies=[limit_rate("create")])
 async def create(request: Request, caller: Caller, sandboxes: Sandboxes, body: NewSandbox) -> SandboxView:
     """Create a sandbox and respond when it is running."""
     row = await sandboxes.create_sandbox(caller, **dict(body))
@@ -159,7 +159,7 @@ async def resume(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) ->
     return SandboxView.of(await sandboxes.resume(caller, sandbox_id))
 
 
-@router.post("/sandboxes/{sandbox_id}/fork", name="sandbox.fork", status_code=201, dependencies=[limited("create")])
+@router.post("/sandboxes/{sandbox_id}/fork", name="sandbox.fork", status_code=201, dependencies=[limit_rate("create")])
 async def fork(request: Request, caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> SandboxView:
     """Copy the sandbox's files into a new sandbox."""
     row = await sandboxes.fork(caller, sandbox_id)
@@ -207,5 +207,5 @@ class DeniedConnections(Model):
 async def denied(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> DeniedConnections:
     """List connections denied by the network settings, each once. Does not resume the sandbox."""
     found = await sandboxes.list_denied_connections(caller, sandbox_id)
-    items = [DeniedConnection.model_validate(one) for one in found or ()]
+    items = [DeniedConnection.model_validate(denied_attempt) for denied_attempt in found or ()]
     return DeniedConnections(available=found is not None, items=items)

@@ -11,7 +11,7 @@ from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
@@ -117,7 +117,7 @@ async def list_(
     return Page[ScheduleView].of(found, lambda row: ScheduleView.of(row, failures.get(row.id)))
 
 
-@router.post("/schedules", name="schedule.create", status_code=201, dependencies=[limited("create")])
+@router.post("/schedules", name="schedule.create", status_code=201, dependencies=[limit_rate("create")])
 async def create(request: Request, caller: Caller, schedules: Schedules, body: NewSchedule) -> ScheduleView:
     """Create a schedule. If several runs are missed while the platform is down, only one task is created for them."""
     given: dict[str, Any] = {name: getattr(body, name) for name in ("name", "cron", "timezone", "enabled")}
@@ -131,7 +131,7 @@ async def get(caller: Caller, schedules: Schedules, schedule_id: ScheduleId) -> 
     return await _make_view(schedules, await schedules.get(caller, schedule_id))
 
 
-@router.patch("/schedules/{schedule_id}", name="schedule.update", dependencies=[limited("execute")])
+@router.patch("/schedules/{schedule_id}", name="schedule.update", dependencies=[limit_rate("execute")])
 async def update(
     request: Request, caller: Caller, schedules: Schedules, schedule_id: ScheduleId, body: ScheduleChange
 ) -> ScheduleView:
@@ -153,7 +153,7 @@ async def delete(caller: Caller, schedules: Schedules, schedule_id: ScheduleId) 
     return Response(status_code=204)
 
 
-@router.post("/schedules/{schedule_id}/run", name="schedule.run", status_code=201, dependencies=[limited("create")])
+@router.post("/schedules/{schedule_id}/run", name="schedule.run", status_code=201, dependencies=[limit_rate("create")])
 async def run(
     request: Request, caller: Caller, schedules: Schedules, tasks: Tasks, schedule_id: ScheduleId
 ) -> TaskView:

@@ -11,7 +11,7 @@ from sandyard.kit.secret import Secret
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example
@@ -62,7 +62,7 @@ async def list_secrets(
     return Page[SecretView].of(await secrets.list(caller, page, project_id), SecretView.model_validate)
 
 
-@router.put("/secrets/{name}", name="secret.put", dependencies=[limited("create")])
+@router.put("/secrets/{name}", name="secret.put", dependencies=[limit_rate("create")])
 async def put_secret(
     caller: Caller, name: SecretName, body: SecretValue, request: Request, secrets: Secrets
 ) -> SecretView:

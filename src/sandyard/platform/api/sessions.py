@@ -10,7 +10,7 @@ from pydantic import Field
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.refs import Branch
 from sandyard.platform.api.routers import api_router
@@ -86,7 +86,7 @@ class SessionFork(Input):
     title: Title | None = Field(None, description="Null means `Fork of` and the title of the original.")
 
 
-@router.post("/sessions", name="session.create", status_code=201, dependencies=[limited("create")])
+@router.post("/sessions", name="session.create", status_code=201, dependencies=[limit_rate("create")])
 async def create(request: Request, caller: Caller, sessions: Sessions, body: NewSession) -> SessionView:
     """Start a session. Responds immediately, while the sandbox is being created."""
     row, sandbox = await sessions.create(caller, **dict(body))
@@ -113,7 +113,7 @@ async def get(caller: Caller, sessions: Sessions, session_id: SessionId) -> Sess
     return SessionView.of(*await sessions.get_with_sandbox(caller, session_id))
 
 
-@router.patch("/sessions/{session_id}", name="session.rename", dependencies=[limited("execute")])
+@router.patch("/sessions/{session_id}", name="session.rename", dependencies=[limit_rate("execute")])
 async def rename(caller: Caller, sessions: Sessions, session_id: SessionId, body: SessionChange) -> SessionView:
     return SessionView.of(await sessions.rename(caller, session_id, body.title))
 
@@ -131,7 +131,7 @@ async def archive(caller: Caller, sessions: Sessions, session_id: SessionId) -> 
     return SessionView.of(await sessions.archive(caller, session_id))
 
 
-@router.post("/sessions/{session_id}/fork", name="session.fork", status_code=201, dependencies=[limited("create")])
+@router.post("/sessions/{session_id}/fork", name="session.fork", status_code=201, dependencies=[limit_rate("create")])
 async def fork(
     request: Request, caller: Caller, sessions: Sessions, session_id: SessionId, body: SessionFork
 ) -> SessionView:
@@ -161,7 +161,7 @@ async def resume(caller: Caller, sessions: Sessions, sandboxes: Sandboxes, sessi
 
 
 @router.post(
-    "/sessions/{session_id}/provision", name="session.provision", status_code=201, dependencies=[limited("create")]
+    "/sessions/{session_id}/provision", name="session.provision", status_code=201, dependencies=[limit_rate("create")]
 )
 async def provision(caller: Caller, sessions: Sessions, session_id: SessionId) -> SessionView:
     """Create a new sandbox in place of one that failed or was deleted, from the last checkpoint if there is one."""
@@ -208,7 +208,7 @@ async def list_messages(caller: Caller, sessions: Sessions, session_id: SessionI
 
 
 @router.post(
-    "/sessions/{session_id}/messages", name="message.create", status_code=201, dependencies=[limited("execute")]
+    "/sessions/{session_id}/messages", name="message.create", status_code=201, dependencies=[limit_rate("execute")]
 )
 async def add_message(caller: Caller, sessions: Sessions, session_id: SessionId, body: NewMessage) -> MessageView:
     parts: list[MessagePart] = [{"type": part.type, "text": part.text} for part in body.parts]

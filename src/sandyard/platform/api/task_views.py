@@ -194,7 +194,7 @@ class CardView(Model):
         return cls(
             **{name: getattr(row, name) for name in _TASK_FIELDS if name in cls.model_fields},
             position=card.position,
-            wanted=[WantedAttempt.model_validate(one) for one in row.attempts or []],
+            wanted=[WantedAttempt.model_validate(attempt) for attempt in row.attempts or []],
             budget=BudgetSettings.model_validate(row.budget or {}),
             source={name: value for name, value in source.items() if name not in {"startsFor", "startError"}},
             start_when_ready="startsFor" in source,
@@ -202,7 +202,7 @@ class CardView(Model):
             needs=list(card.needs),
             blocked_by=list(card.blocked_by),
             queue_position=card.queue_position,
-            attempts=[AttemptView.of(one) for one in card.attempts],
+            attempts=[AttemptView.of(attempt) for attempt in card.attempts],
             pull_request=_to_pull_summary(card.pull_request),
         )
 
@@ -230,13 +230,13 @@ class BoardView(Model):
         return cls(
             columns=[
                 ColumnView(
-                    status=one.column,
-                    total=one.total,
-                    matching=one.matching,
-                    failed=one.failed,
-                    items=[CardView.of(card) for card in one.cards],
+                    status=column.column,
+                    total=column.total,
+                    matching=column.matching,
+                    failed=column.failed,
+                    items=[CardView.of(card) for card in column.cards],
                 )
-                for one in page.columns
+                for column in page.columns
             ],
             titles=dict(page.titles),
         )
@@ -257,7 +257,7 @@ class AttemptList(Model):
 
     @classmethod
     def of(cls, card: Card) -> AttemptList:
-        return cls(items=[AttemptView.of(one) for one in card.attempts])
+        return cls(items=[AttemptView.of(attempt) for attempt in card.attempts])
 
 
 class QueuedAttempt(Model):

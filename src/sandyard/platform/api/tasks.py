@@ -11,7 +11,7 @@ from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, example, id_in_path
@@ -178,7 +178,7 @@ class Pick(Input):
     attempt_id: str = Field(min_length=1, max_length=40, description="The attempt's id or number.")
 
 
-@router.post("/tasks", name="task.create", status_code=201, dependencies=[limited("create")])
+@router.post("/tasks", name="task.create", status_code=201, dependencies=[limit_rate("create")])
 async def create(request: Request, caller: Caller, tasks: Tasks, body: NewTask) -> TaskView:
     """Create a task in the backlog, and start it if requested."""
     row = await tasks.create(
@@ -249,7 +249,7 @@ async def get(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
     return TaskView.of(await tasks.cards.get_card(await tasks.get(caller, task_id)))
 
 
-@router.patch("/tasks/{task_id}", name="task.update", dependencies=[limited("execute")])
+@router.patch("/tasks/{task_id}", name="task.update", dependencies=[limit_rate("execute")])
 async def update(request: Request, caller: Caller, tasks: Tasks, task_id: TaskId, body: TaskChange) -> TaskView:
     given: dict[str, Any] = {name: getattr(body, name) for name in body.model_fields_set}
     add_audit_detail(request, changed=sorted(given))
@@ -266,7 +266,7 @@ async def delete(caller: Caller, tasks: Tasks, task_id: TaskId) -> Response:
     return Response(status_code=204)
 
 
-@router.post("/tasks/{task_id}/move", name="task.move", dependencies=[limited("execute")])
+@router.post("/tasks/{task_id}/move", name="task.move", dependencies=[limit_rate("execute")])
 async def move(request: Request, caller: Caller, tasks: Tasks, task_id: TaskId, body: Move) -> TaskView:
     """Move a task to another column, or within its column.
 
@@ -278,13 +278,13 @@ async def move(request: Request, caller: Caller, tasks: Tasks, task_id: TaskId, 
     return TaskView.of(await tasks.cards.get_card(row))
 
 
-@router.post("/tasks/{task_id}/stop", name="task.stop", dependencies=[limited("execute")])
+@router.post("/tasks/{task_id}/stop", name="task.stop", dependencies=[limit_rate("execute")])
 async def stop(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
     """Cancel a task and stop its attempts. Idempotent."""
     return TaskView.of(await tasks.cards.get_card(await tasks.stop(caller, task_id)))
 
 
-@router.post("/tasks/{task_id}/retry", name="task.retry", dependencies=[limited("execute")])
+@router.post("/tasks/{task_id}/retry", name="task.retry", dependencies=[limit_rate("execute")])
 async def retry(
     caller: Caller, tasks: Tasks, task_id: TaskId, body: Annotated[Retry, Body(default_factory=Retry)]
 ) -> TaskView:
@@ -303,7 +303,7 @@ async def list_attempts(caller: Caller, tasks: Tasks, task_id: TaskId) -> Attemp
     return AttemptList.of(await tasks.cards.get_card(await tasks.get(caller, task_id)))
 
 
-@router.post("/tasks/{task_id}/pick", name="task.pick", dependencies=[limited("execute")])
+@router.post("/tasks/{task_id}/pick", name="task.pick", dependencies=[limit_rate("execute")])
 async def pick(
     request: Request, caller: Caller, tasks: Tasks, attempts: Attempts, task_id: TaskId, body: Pick
 ) -> TaskView:

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, Moment, example, id_in_path
@@ -70,7 +70,7 @@ async def list_tokens(caller: Caller, page: Paging, users: Users) -> Page[TokenV
     return Page[TokenView].of(await users.list_tokens(caller, page), TokenView.model_validate)
 
 
-@router.post("/tokens", name="token.create", status_code=201, dependencies=[limited("create")])
+@router.post("/tokens", name="token.create", status_code=201, dependencies=[limit_rate("create")])
 async def create_token(caller: Caller, body: NewToken, request: Request, users: Users) -> CreatedToken:
     issued = await users.create_token(caller, body.name, body.expires_at)
     add_audit_detail(request, target=issued.id)

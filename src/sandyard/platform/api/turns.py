@@ -11,7 +11,7 @@ from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.large_responses import large_response
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
@@ -184,7 +184,7 @@ class AllowOptions(Input):
     )
 
 
-@router.post("/sessions/{session_id}/turns", name="turn.create", status_code=202, dependencies=[limited("execute")])
+@router.post("/sessions/{session_id}/turns", name="turn.create", status_code=202, dependencies=[limit_rate("execute")])
 async def create(request: Request, caller: Caller, service: Turns, session_id: SessionId, body: NewTurn) -> TurnView:
     """Send a prompt to the session's agent. It is queued while the agent works on another prompt."""
     parts: list[TextPart] = [{"type": "text", "text": body.text}]
@@ -217,7 +217,7 @@ async def cancel(caller: Caller, service: Turns, turn_id: TurnId) -> TurnView:
     return TurnView.of(await service.cancel(caller, turn_id))
 
 
-@router.post("/turns/{turn_id}/retry", name="turn.retry", status_code=202, dependencies=[limited("execute")])
+@router.post("/turns/{turn_id}/retry", name="turn.retry", status_code=202, dependencies=[limit_rate("execute")])
 async def retry(request: Request, caller: Caller, service: Turns, turn_id: TurnId) -> TurnView:
     """Send the same prompt as a new turn."""
     turn = await service.retry(caller, turn_id)
@@ -244,7 +244,7 @@ async def get_ask(caller: Caller, service: Asks, ask_id: AskId) -> AskView:
     return AskView.of(await service.get(caller, ask_id))
 
 
-@router.post("/asks/{ask_id}/answer", name="ask.answer", dependencies=[limited("execute")])
+@router.post("/asks/{ask_id}/answer", name="ask.answer", dependencies=[limit_rate("execute")])
 async def answer(request: Request, caller: Caller, service: Asks, ask_id: AskId, body: Answer) -> AskView:
     """Answer with one of optionId, decision or content. The agent continues; its sandbox is resumed if it is paused."""
     ask = await service.answer(
@@ -259,7 +259,7 @@ async def answer(request: Request, caller: Caller, service: Asks, ask_id: AskId,
     return AskView.of(ask)
 
 
-@router.post("/asks/{ask_id}/allow", name="ask.allow", dependencies=[limited("execute")])
+@router.post("/asks/{ask_id}/allow", name="ask.allow", dependencies=[limit_rate("execute")])
 async def allow(
     request: Request, caller: Caller, service: Asks, prompts: Turns, cards: Tasks, ask_id: AskId, body: AllowOptions
 ) -> AskView:

@@ -10,7 +10,7 @@ from pydantic import Field, SecretStr, StringConstraints
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import AdminCaller, Caller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example, id_in_path
@@ -68,7 +68,7 @@ async def list_users(caller: AdminCaller, page: Paging, users: Users) -> Page[Us
     return Page[UserView].of(await users.list(caller, page), UserView.model_validate)
 
 
-@router.post("/users", name="user.create", status_code=201, dependencies=[limited("create")])
+@router.post("/users", name="user.create", status_code=201, dependencies=[limit_rate("create")])
 async def create_user(caller: AdminCaller, body: NewUser, request: Request, users: Users) -> UserView:
     password = body.password.get_secret_value() if body.password else None
     user = await users.create(caller, body.name, body.role, password)
@@ -82,7 +82,7 @@ async def get_user(caller: Caller, user_id: UserId, users: Users) -> UserView:
     return UserView.model_validate(await users.get(caller, user_id))
 
 
-@router.patch("/users/{user_id}", name="user.update", dependencies=[limited("execute")])
+@router.patch("/users/{user_id}", name="user.update", dependencies=[limit_rate("execute")])
 async def update_user(
     caller: AdminCaller, user_id: UserId, body: UserChange, request: Request, users: Users
 ) -> UserView:

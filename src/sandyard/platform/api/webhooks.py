@@ -13,7 +13,7 @@ from sandyard.kit.errors import BusyError, SandyardError
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.guard import closes_unread, streams_body
-from sandyard.platform.api.limits import count_rejected_webhook, get_address, webhook_limited
+from sandyard.platform.api.limits import count_rejected_webhook, get_address, limit_webhook_rate
 from sandyard.platform.api.problems import TooManyRequestsError
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Model, example
@@ -69,7 +69,7 @@ class UnverifiedBodies:
     "/webhooks/github",
     name="webhook.github",
     status_code=202,
-    dependencies=[webhook_limited()],
+    dependencies=[limit_webhook_rate()],
     openapi_extra={
         "requestBody": {"required": True, "content": {"application/json": {"schema": {"type": "object"}}}},
         "parameters": [{"in": "header", "name": name, "schema": {"type": "string"}} for name in _HEADERS],

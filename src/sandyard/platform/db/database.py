@@ -37,7 +37,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sandyard.kit.errors import BusyError, InvalidInputError, NoSpaceError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
-from sandyard.kit.text import storable_json
+from sandyard.kit.text import make_json_storable
 from sandyard.platform.db import sqlite
 from sandyard.platform.db.models import Event
 
@@ -125,7 +125,7 @@ class Transaction:
                 task_id=task_id,
                 session_id=session_id,
                 sandbox_id=sandbox_id,
-                data=storable_json(data),
+                data=make_json_storable(data),
             )
         )
 

@@ -134,7 +134,7 @@ class Ownership:
                 translate_driver_errors()
             ):  # on the connection that holds the lock, so that nothing is signed after losing it
                 if not await self.connection.fetchval(_HELD_BY_ME, _LOCK, timeout=ANSWER_S):
-                    raise DatabaseUnavailableError("The platform no longer holds its database.")
+                    raise DatabaseUnavailableError("This process no longer holds the lock on its database.")
                 await self.connection.execute(write, _NAME, owner, timeout=ANSWER_S)
 
     async def release(self) -> None:
@@ -208,7 +208,7 @@ class Ownership:
             self._database.withhold("The platform has lost its connection to the database. Try again.")
             log.warning("database_lock_lost", reason=reason)
             await self._disconnect()
-            taken = await self._regain()
+            taken = await self._reacquire()
             if taken is not None:
                 await self._disconnect()  # so that the record of the new owner is neither overwritten nor removed
                 log.error("database_taken_over", by=taken)
@@ -240,7 +240,7 @@ class Ownership:
             return await self.query(question, *arguments)
         return await self.query(question, *arguments)
 
-    async def _regain(self) -> str | None:
+    async def _reacquire(self) -> str | None:
         """Wait until the lock is held again and return None, or return the name of the platform that has taken it."""
         while True:
             try:

@@ -42,7 +42,7 @@ _PRAGMAS = ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", "wal_au
 _threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="sqlite")
 
 
-class InLoop(aiosqlite.Connection):
+class LoopConnection(aiosqlite.Connection):
     """Runs at once what aiosqlite would pass to its thread, except for slow queries."""
 
     def __init__(self, connector: Callable[[], sqlite3.Connection]) -> None:
@@ -129,7 +129,7 @@ def create(path: Path) -> None:
 
 async def connect(path: str) -> aiosqlite.Connection:
     """Connect. Transactions start explicitly (`isolation_level` None)."""
-    return await InLoop(lambda: open_connection(path))
+    return await LoopConnection(lambda: open_connection(path))
 
 
 def open_connection(path: str) -> sqlite3.Connection:

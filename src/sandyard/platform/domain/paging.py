@@ -91,8 +91,8 @@ async def _count_fitting(
         some = keys[count : count + step]
         measured = await session.execute(select(key, size).where(key.in_(some)))
         sizes: dict[Any, int] = {row[0]: row[1] for row in measured}
-        for one in some:
-            left -= sizes.get(one, 0)
+        for item_id in some:
+            left -= sizes.get(item_id, 0)
             if left < 0:
                 return max(count, 1)
             count += 1
@@ -109,5 +109,5 @@ def _size_expression(entity: type[Base]) -> ColumnElement[int] | None:
     ]
     if not columns:
         return None
-    total: ColumnElement[int] = sum((func.coalesce(one, 0) for one in columns[1:]), func.coalesce(columns[0], 0))
+    total: ColumnElement[int] = sum((func.coalesce(column, 0) for column in columns[1:]), func.coalesce(columns[0], 0))
     return total

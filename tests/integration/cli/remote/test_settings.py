@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def read_ssh_options(file: Path, host: str) -> dict[str, str]:
-    """The options that OpenSSH uses for the host."""
+    """Return the options that OpenSSH uses for the host."""
     done = subprocess.run(["ssh", "-G", "-F", str(file), host], capture_output=True, text=True, check=True)
     return dict(line.split(" ", 1) for line in done.stdout.splitlines())
 

@@ -17,7 +17,7 @@ from sandyard.platform.app import ROUTERS
 from sandyard.platform.domain.audit.service import AuditQuery
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.users.model import Principal
-from tests.integration.platform.domain.sandboxes.yard import Yard
+from tests.integration.platform.domain.sandboxes.platform_harness import PlatformHarness
 from tests.unit.platform.world import ROOT, Person, client
 
 GIT = ["git", "-c", "user.name=Maria", "-c", "user.email=maria@example.org", "-c", "init.defaultBranch=main"]
@@ -27,7 +27,7 @@ GIT = ["git", "-c", "user.name=Maria", "-c", "user.email=maria@example.org", "-c
 class GitApi:
     """The API client of a user with a sandbox of a project, whose repository is a folder of the test."""
 
-    yard: Yard
+    platform: PlatformHarness
     web: httpx.AsyncClient
     origin: Path
     project: str
@@ -75,22 +75,22 @@ def git(*arguments: str, cwd: Path | None = None) -> str:
 
 
 @pytest.fixture
-async def git_api(yard: Yard, tmp_path: Path) -> AsyncIterator[GitApi]:
+async def git_api(platform: PlatformHarness, tmp_path: Path) -> AsyncIterator[GitApi]:
     seed, origin = tmp_path / "seed", tmp_path / "website.git"
     git("init", "-q", str(seed))
     (seed / "README.md").write_text("Hello\n")
     git("add", ".", cwd=seed)
     git("commit", "-q", "-m", "feat: begin", cwd=seed)
     git("clone", "-q", "--bare", str(seed), str(origin))
-    services = yard.services
-    token = await services.users.create_token(yard.owner, "test")
-    person = Person(Principal(yard.owner.user_id, "owner", "member", "test"), token.value.reveal())
+    services = platform.services
+    token = await services.users.create_token(platform.owner, "test")
+    person = Person(Principal(platform.owner.user_id, "owner", "member", "test"), token.value.reveal())
     async with client(build(services, ROUTERS), person) as web:
         project = (await web.post("/api/v1/projects", json={"name": "website"})).json()["id"]
         session = (await web.post("/api/v1/sessions", json={"projectId": project})).json()
-        await services.users.update(ROOT, yard.owner.user_id, role="admin")  # others may not use a path
+        await services.users.update(ROOT, platform.owner.user_id, role="admin")  # others may not use a path
         await services.projects.update(ROOT, project, repository=str(origin))
-        yield GitApi(yard, web, origin, project, session["sandboxId"], session["id"])
+        yield GitApi(platform, web, origin, project, session["sandboxId"], session["id"])
 
 
 @pytest.mark.slow  # tests/acceptance/test_git.py covers the way from a URL to a merge
@@ -161,7 +161,7 @@ async def test_from_a_checkout_to_a_pushed_branch(git_api: GitApi) -> None:
     assert listed[0]["kind"] == "branch" and listed[-1]["kind"] == "clone" and len(listed) >= 9
     assert await git_api.get(f"git/operations/{listed[0]['id']}") == listed[0]
     assert (await git_api.get("git/operations", projectId="prj_other"))["items"] == []
-    audit = await git_api.yard.services.audit.list(ROOT, AuditQuery(action="git.push"), PageRequest())
+    audit = await git_api.platform.services.audit.list(ROOT, AuditQuery(action="git.push"), PageRequest())
     assert [(one.target, one.outcome, one.detail["operation"]) for one in audit.items] == [
         (git_api.sandbox, "ok", pushed["id"])
     ]
@@ -245,9 +245,9 @@ INVALID_QUERIES = [
 ]
 
 
-async def test_invalid_requests_are_rejected(yard: Yard) -> None:
-    token = await yard.services.users.create_token(yard.owner, "test")
-    async with client(build(yard.services, ROUTERS), Person(yard.owner, token.value.reveal())) as web:
+async def test_invalid_requests_are_rejected(platform: PlatformHarness) -> None:
+    token = await platform.services.users.create_token(platform.owner, "test")
+    async with client(build(platform.services, ROUTERS), Person(platform.owner, token.value.reveal())) as web:
         for verb, body, field in INVALID_OPERATIONS:
             response = await web.post(f"/api/v1/git/{verb}", json={"sandboxId": "sbx_x", **body})
             assert response.status_code == 400, (verb, field, response.text)

@@ -18,7 +18,7 @@ from sandyard.platform.app import ROUTERS
 from sandyard.platform.db.models import Sandbox
 from sandyard.platform.domain.audit.service import AuditQuery
 from sandyard.platform.domain.paging import PageRequest
-from tests.integration.platform.domain.sandboxes.yard import Yard, until
+from tests.integration.platform.domain.sandboxes.platform_harness import PlatformHarness, until
 from tests.unit.platform.api.mcp_client import client, done, kept, refused, running, serving, token_of
 from tests.unit.platform.world import ROOT
 
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-async def url(yard: Yard) -> AsyncIterator[str]:
-    async with serving(build(yard.services, ROUTERS)) as address:
+async def url(platform: PlatformHarness) -> AsyncIterator[str]:
+    async with serving(build(platform.services, ROUTERS)) as address:
         yield address
 
 
 @pytest.fixture(params=["2026-07-28", pytest.param("legacy", marks=pytest.mark.slow)])
-async def mcp(request: pytest.FixtureRequest, yard: Yard, url: str) -> AsyncIterator[Client]:
-    async with kept(url, await token_of(yard), mode=request.param) as made:
+async def mcp(request: pytest.FixtureRequest, platform: PlatformHarness, url: str) -> AsyncIterator[Client]:
+    async with kept(url, await token_of(platform), mode=request.param) as made:
         yield made
 
 
 @pytest.fixture
-async def latest_mcp(yard: Yard, url: str) -> AsyncIterator[Client]:
-    async with kept(url, await token_of(yard)) as made:
+async def latest_mcp(platform: PlatformHarness, url: str) -> AsyncIterator[Client]:
+    async with kept(url, await token_of(platform)) as made:
         yield made
 
 
 @pytest.mark.parametrize("mcp", ["2026-07-28", "legacy"], indirect=True)
-async def test_a_sandbox_from_creation_to_destruction(yard: Yard, mcp: Client) -> None:
+async def test_a_sandbox_from_creation_to_destruction(platform: PlatformHarness, mcp: Client) -> None:
     sandbox_id = (await done(mcp, "create_sandbox", envs={"STAGE": "test"}))["id"]
     result = await done(mcp, "run_command", sandboxId=sandbox_id, command="echo $STAGE; echo no >&2; exit 3")
     assert (result["status"], result["exitCode"]) == ("exited", 3)
@@ -66,7 +66,7 @@ async def test_a_sandbox_from_creation_to_destruction(yard: Yard, mcp: Client) -
         assert await done(mcp, "destroy_sandbox", sandboxId=sandbox_id) == {"done": True}
     code, message = await refused(mcp, "run_command", sandboxId=sandbox_id, command="true")
     assert code == "sandbox_destroyed" and sandbox_id in message
-    recorded = (await yard.services.audit.list(ROOT, AuditQuery(), PageRequest(200))).items
+    recorded = (await platform.services.audit.list(ROOT, AuditQuery(), PageRequest(200))).items
     assert [one.action for one in reversed(recorded)] == [
         f"mcp.{tool}"
         for tool in "create_sandbox run_command write_file list_files read_file pause_sandbox get_sandbox resume_sandbox "
@@ -74,7 +74,7 @@ async def test_a_sandbox_from_creation_to_destruction(yard: Yard, mcp: Client) -
     ]
     assert {one.target for one in recorded if one.action != "mcp.list_sandboxes"} == {sandbox_id}
     assert "echo $STAGE" in recorded[-2].detail["text"]
-    assert "command.started" in await yard.list_event_kinds(prefix="command.")
+    assert "command.started" in await platform.list_event_kinds(prefix="command.")
 
 
 async def test_long_output_is_read_in_pieces(mcp: Client) -> None:
@@ -140,7 +140,7 @@ async def test_progress_is_reported_while_a_command_runs(mcp: Client, monkeypatc
     assert [at for at, _, _ in reported] == sorted(at for at, _, _ in reported)
 
 
-async def test_cancelling_the_call_does_not_stop_the_command(yard: Yard, latest_mcp: Client) -> None:
+async def test_cancelling_the_call_does_not_stop_the_command(platform: PlatformHarness, latest_mcp: Client) -> None:
     sandbox_id = (await done(latest_mcp, "create_sandbox"))["id"]
     arguments = {
         "sandboxId": sandbox_id,
@@ -149,11 +149,11 @@ async def test_cancelling_the_call_does_not_stop_the_command(yard: Yard, latest_
     }
     async with anyio.create_task_group() as group:
         group.start_soon(latest_mcp.call_tool, "run_command", arguments)
-        commands = await until(lambda: _list_commands(yard, sandbox_id), "a command exists")
+        commands = await until(lambda: _list_commands(platform, sandbox_id), "a command exists")
         group.cancel_scope.cancel()
 
     async def list_outcomes() -> Any:
-        found = (await yard.services.audit.list(ROOT, AuditQuery(action="mcp.run_command"), PageRequest())).items
+        found = (await platform.services.audit.list(ROOT, AuditQuery(action="mcp.run_command"), PageRequest())).items
         return [one.outcome for one in found]
 
     assert await until(list_outcomes, "the call is audited") == ["interrupted"]
@@ -163,18 +163,18 @@ async def test_cancelling_the_call_does_not_stop_the_command(yard: Yard, latest_
 
 
 async def test_an_operation_is_finished_after_the_client_disconnects(
-    yard: Yard, latest_mcp: Client, monkeypatch: pytest.MonkeyPatch
+    platform: PlatformHarness, latest_mcp: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that disconnects in the middle leaves no partial change."""
     sandbox_id = (await done(latest_mcp, "create_sandbox"))["id"]
-    started, proceed, real = asyncio.Event(), asyncio.Event(), yard.services.lifecycle.pause
+    started, proceed, real = asyncio.Event(), asyncio.Event(), platform.services.lifecycle.pause
 
     async def held_pause(row: Any) -> Any:
         started.set()
         await proceed.wait()
         return await real(row)
 
-    monkeypatch.setattr(yard.services.lifecycle, "pause", held_pause)
+    monkeypatch.setattr(platform.services.lifecycle, "pause", held_pause)
     async with anyio.create_task_group() as group:
         group.start_soon(latest_mcp.call_tool, "pause_sandbox", {"sandboxId": sandbox_id})
         await started.wait()
@@ -182,16 +182,18 @@ async def test_an_operation_is_finished_after_the_client_disconnects(
     proceed.set()
 
     async def is_paused() -> bool:
-        return (await yard.services.lifecycle.repository.get(sandbox_id)).status == "paused"
+        return (await platform.services.lifecycle.repository.get(sandbox_id)).status == "paused"
 
     assert await until(is_paused, "the sandbox is paused")
 
 
-async def test_a_stranger_gets_not_found_for_everything(yard: Yard, url: str, latest_mcp: Client) -> None:
+async def test_a_stranger_gets_not_found_for_everything(
+    platform: PlatformHarness, url: str, latest_mcp: Client
+) -> None:
     sandbox_id = (await done(latest_mcp, "create_sandbox"))["id"]
     command = (await done(latest_mcp, "run_command", sandboxId=sandbox_id, command="echo secret"))["commandId"]
     session = (await done(latest_mcp, "create_session", title="secret"))["id"]
-    async with client(url, await token_of(yard, "stranger")) as stranger:
+    async with client(url, await token_of(platform, "stranger")) as stranger:
         for existing, unknown, tools in (
             ({"sandboxId": sandbox_id}, {"sandboxId": "sbx_none"},
              "get_sandbox pause_sandbox resume_sandbox destroy_sandbox git_status git_diff list_files"),
@@ -210,10 +212,10 @@ async def test_a_stranger_gets_not_found_for_everything(yard: Yard, url: str, la
         assert (await done(stranger, "list_sessions"))["items"] == []
 
 
-async def test_sessions_are_created_listed_and_deleted(yard: Yard, mcp: Client) -> None:
+async def test_sessions_are_created_listed_and_deleted(platform: PlatformHarness, mcp: Client) -> None:
     created = await done(mcp, "create_session", title="Fix the login")
     assert created["sandboxStatus"] == "provisioning"
-    await running(yard, created["sandboxId"])
+    await running(platform, created["sandboxId"])
     assert (await done(mcp, "get_session", sessionId=created["id"]))["sandboxStatus"] == "running"
     listed = await done(mcp, "list_sessions", limit=1)
     assert [one["title"] for one in listed["items"]] == ["Fix the login"] and listed["nextCursor"] is None
@@ -232,30 +234,32 @@ async def test_many_commands_run_at_once(latest_mcp: Client) -> None:
     assert [one["stdout"]["text"] for one in results] == [f"{n}\n" for n in range(30)]
 
 
-async def test_waiting_ends_when_the_platform_stops(yard: Yard, mcp: Client) -> None:
+async def test_waiting_ends_when_the_platform_stops(platform: PlatformHarness, mcp: Client) -> None:
     sandbox_id = (await done(mcp, "create_sandbox"))["id"]
     waiting = asyncio.create_task(
         refused(mcp, "run_command", sandboxId=sandbox_id, command="sleep 1000", waitSeconds=600)
     )
-    await until(lambda: _list_commands(yard, sandbox_id), "a command exists")
-    yard.services.commands.stop()
+    await until(lambda: _list_commands(platform, sandbox_id), "a command exists")
+    platform.services.commands.stop()
     async with asyncio.timeout(20):
         code, message = await waiting
     assert code == "stopping" and "continues" in message
 
 
-async def _list_commands(yard: Yard, sandbox_id: str) -> Any:
-    return (await yard.services.commands.page(yard.owner, sandbox_id, PageRequest())).items
+async def _list_commands(platform: PlatformHarness, sandbox_id: str) -> Any:
+    return (await platform.services.commands.page(platform.owner, sandbox_id, PageRequest())).items
 
 
 @pytest.mark.parametrize("owner", ["removed", "somebody else"])
-async def test_a_command_returns_no_output_to_a_user_removed_meanwhile(yard: Yard, url: str, owner: str) -> None:
-    removed = await yard.person("removed")
-    project_id = await yard.project(yard.owner, removed)
-    sandbox_owner = removed if owner == "removed" else yard.owner
-    row = await yard.services.sandboxes.create_sandbox(sandbox_owner, project_id=project_id)
+async def test_a_command_returns_no_output_to_a_user_removed_meanwhile(
+    platform: PlatformHarness, url: str, owner: str
+) -> None:
+    removed = await platform.person("removed")
+    project_id = await platform.project(platform.owner, removed)
+    sandbox_owner = removed if owner == "removed" else platform.owner
+    row = await platform.services.sandboxes.create_sandbox(sandbox_owner, project_id=project_id)
     assert row.engine_id
-    token = (await yard.services.users.create_token(removed, "mcp")).value.reveal()
+    token = (await platform.services.users.create_token(removed, "mcp")).value.reveal()
     wait = "touch begun-$0; until [ -e go ]; do sleep 0.05; done; echo secret"
     headers, base = {"Authorization": f"Bearer {token}"}, url.removesuffix("/mcp")
     async with client(url, token) as tools, httpx.AsyncClient(base_url=base, headers=headers, timeout=60) as api:
@@ -266,9 +270,9 @@ async def test_a_command_returns_no_output_to_a_user_removed_meanwhile(yard: Yar
             refused(tools, "run_command", sandboxId=row.id, command=f"bash -c '{wait}' 2", waitSeconds=60)
         )
         for number in (1, 2):
-            await until(lambda number=number: has_file(yard, row, f"begun-{number}"), "the command runs")  # type: ignore[misc]
-        await yard.services.projects.remove_member(yard.owner, project_id, removed.user_id)
-        await yard.services.engine.files.write(row.engine_id, "go", one_chunk(b""))
+            await until(lambda number=number: has_file(platform, row, f"begun-{number}"), "the command runs")  # type: ignore[misc]
+        await platform.services.projects.remove_member(platform.owner, project_id, removed.user_id)
+        await platform.services.engine.files.write(row.engine_id, "go", one_chunk(b""))
         response, (code, _) = await executing, await calling
     expected = (403, "owner_without_access") if owner == "removed" else (404, "not_found")
     assert (response.status_code, response.json()["code"]) == expected
@@ -277,16 +281,16 @@ async def test_a_command_returns_no_output_to_a_user_removed_meanwhile(yard: Yar
 
 
 async def test_waiting_for_a_command_ends_when_its_sandbox_is_paused_because_the_owner_was_removed(
-    yard: Yard, url: str, monkeypatch: pytest.MonkeyPatch
+    platform: PlatformHarness, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("api.revocation.RECHECK_SECONDS", "api.mcp.commands.PROGRESS_S"):
         monkeypatch.setattr(f"sandyard.platform.{name}", 0.2)
     for name in ("ACCESS_CHECK_S", "SILENCE_S"):
         monkeypatch.setattr(f"sandyard.platform.domain.sandboxes.commands.{name}", 0.2)
-    removed = await yard.person("removed")
-    project_id = await yard.project(yard.owner, removed)
-    row = await yard.services.sandboxes.create_sandbox(removed, project_id=project_id)
-    token = (await yard.services.users.create_token(removed, "mcp")).value.reveal()
+    removed = await platform.person("removed")
+    project_id = await platform.project(platform.owner, removed)
+    row = await platform.services.sandboxes.create_sandbox(removed, project_id=project_id)
+    token = (await platform.services.users.create_token(removed, "mcp")).value.reveal()
     headers, base = {"Authorization": f"Bearer {token}"}, url.removesuffix("/mcp")
     async with client(url, token) as tools, httpx.AsyncClient(base_url=base, headers=headers, timeout=60) as api:
         executing = asyncio.create_task(
@@ -296,12 +300,12 @@ async def test_waiting_for_a_command_ends_when_its_sandbox_is_paused_because_the
             refused(tools, "run_command", sandboxId=row.id, command="touch begun-2; sleep 1000", waitSeconds=600)
         )
         for number in (1, 2):
-            await until(lambda number=number: has_file(yard, row, f"begun-{number}"), "the command runs")  # type: ignore[misc]
-        stream = f"/api/v1/commands/{(await _list_commands(yard, row.id))[0].id}/stream"
+            await until(lambda number=number: has_file(platform, row, f"begun-{number}"), "the command runs")  # type: ignore[misc]
+        stream = f"/api/v1/commands/{(await _list_commands(platform, row.id))[0].id}/stream"
         async with api.stream("GET", stream) as following:
             assert following.status_code == 200
-            await yard.services.projects.remove_member(yard.owner, project_id, removed.user_id)
-            await yard.finish_round(yard.services.maintenance.stop_without_access())
+            await platform.services.projects.remove_member(platform.owner, project_id, removed.user_id)
+            await platform.finish_round(platform.services.maintenance.stop_without_access())
             async with asyncio.timeout(20):
                 response, (code, _) = await executing, await calling
                 streamed = await following.aread()
@@ -311,9 +315,9 @@ async def test_waiting_for_a_command_ends_when_its_sandbox_is_paused_because_the
     assert b"event: end" not in streamed
 
 
-async def has_file(yard: Yard, row: Sandbox, path: str) -> bool:
+async def has_file(platform: PlatformHarness, row: Sandbox, path: str) -> bool:
     with contextlib.suppress(NotFoundError):
-        return bool(await yard.services.engine.files.stat(row.engine_id or "", path))
+        return bool(await platform.services.engine.files.stat(row.engine_id or "", path))
     return False
 
 

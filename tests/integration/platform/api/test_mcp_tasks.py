@@ -14,7 +14,7 @@ from sandyard.platform.api.app import build
 from sandyard.platform.app import ROUTERS
 from sandyard.platform.domain.audit.service import AuditQuery
 from sandyard.platform.domain.paging import PageRequest
-from tests.integration.platform.domain.sandboxes.yard import Yard
+from tests.integration.platform.domain.sandboxes.platform_harness import PlatformHarness
 from tests.unit.platform.api.mcp_client import client, done, kept, refused, serving, token_of
 from tests.unit.platform.world import ROOT
 
@@ -26,7 +26,7 @@ GIT = ["git", "-c", "user.name=Maria", "-c", "user.email=maria@example.org", "-c
 
 @dataclass
 class McpEnvironment:
-    yard: Yard
+    platform: PlatformHarness
     url: str
     mcp: Client
     project: str
@@ -41,7 +41,7 @@ def git(*arguments: str, cwd: Path) -> str:
 
 
 @pytest.fixture
-async def environment(yard: Yard, tmp_path: Path) -> AsyncIterator[McpEnvironment]:
+async def environment(platform: PlatformHarness, tmp_path: Path) -> AsyncIterator[McpEnvironment]:
     seed, origin = tmp_path / "seed", tmp_path / "website.git"
     seed.mkdir()
     git("init", "-q", cwd=seed)
@@ -49,11 +49,11 @@ async def environment(yard: Yard, tmp_path: Path) -> AsyncIterator[McpEnvironmen
     git("add", ".", cwd=seed)
     git("commit", "-q", "-m", "feat: a beginning", cwd=seed)
     git("clone", "-q", "--bare", str(seed), str(origin), cwd=tmp_path)
-    project = await yard.services.projects.create(yard.owner, "website")
-    await yard.services.users.update(ROOT, yard.owner.user_id, role="admin")  # others may not use a path
-    await yard.services.projects.update(ROOT, project.id, repository=str(origin))
-    async with serving(build(yard.services, ROUTERS)) as url, kept(url, await token_of(yard)) as mcp:
-        yield McpEnvironment(yard, url, mcp, project.id, origin)
+    project = await platform.services.projects.create(platform.owner, "website")
+    await platform.services.users.update(ROOT, platform.owner.user_id, role="admin")  # others may not use a path
+    await platform.services.projects.update(ROOT, project.id, repository=str(origin))
+    async with serving(build(platform.services, ROUTERS)) as url, kept(url, await token_of(platform)) as mcp:
+        yield McpEnvironment(platform, url, mcp, project.id, origin)
 
 
 async def test_a_task_from_creation_to_review(environment: McpEnvironment) -> None:
@@ -99,7 +99,8 @@ async def test_a_task_from_creation_to_review(environment: McpEnvironment) -> No
     stopped = await done(mcp, "stop_task", taskId=task)
     assert stopped["status"] == "cancelled" and "retry_task" in stopped["hint"]
     actions = [
-        one.action for one in (await environment.yard.services.audit.list(ROOT, AuditQuery(), PageRequest(200))).items
+        one.action
+        for one in (await environment.platform.services.audit.list(ROOT, AuditQuery(), PageRequest(200))).items
     ]
     for tool in ("create_task", "wait_for_task", "answer_ask", "send_feedback", "stop_task", "task_diff"):
         assert f"mcp.{tool}" in actions, tool
@@ -138,7 +139,7 @@ async def test_a_session_can_be_prompted(environment: McpEnvironment) -> None:
 async def test_a_stranger_gets_not_found_for_tasks(environment: McpEnvironment) -> None:
     created = await done(environment.mcp, "create_task", projectId=environment.project, title="Secret", start=False)
     assert created["status"] == "backlog" and created["rests"] and "start_task" in created["hint"]
-    async with client(environment.url, await token_of(environment.yard, "stranger")) as stranger:
+    async with client(environment.url, await token_of(environment.platform, "stranger")) as stranger:
         for tool in "get_task wait_for_task start_task stop_task retry_task task_diff task_transcript".split():
             foreign, missing = (
                 await refused(stranger, tool, taskId=created["id"]),
@@ -168,7 +169,7 @@ async def test_waiting_is_bounded_and_ends_when_the_platform_stops(
 
     async def record_progress(_: float, __: float | None, message: str | None) -> None:
         reported.append(message or "")
-        environment.yard.services.events.end()
+        environment.platform.services.events.end()
 
     result = await environment.mcp.call_tool(
         "wait_for_task", {"taskId": created["id"], "waitSeconds": 60}, progress_callback=record_progress

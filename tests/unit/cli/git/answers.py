@@ -31,5 +31,5 @@ def session() -> Reply:
 
 
 def operation_event(kind: str, *, operation_id: str = "gop_1", **data: Any) -> tuple[str, str, Any]:
-    """An event of an operation, in the form of the event stream."""
+    """Return an event of an operation, in the form of the event stream."""
     return "7", kind, {"seq": 7, "kind": kind, "sandboxId": SANDBOX, "data": {"operationId": operation_id, **data}}

@@ -1,3 +1,5 @@
+"""Network rules and DNS servers of the control API: how they are validated and stored."""
+
 from __future__ import annotations
 
 from typing import Any

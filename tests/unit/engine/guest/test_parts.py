@@ -474,21 +474,25 @@ def test_multipart_boundaries_are_parsed() -> None:
 
 def test_message_fields_are_read_and_validated() -> None:
     message = {"include_entry": True, "watcherId": "w", "pid": "7", "b": "-_8", "f": 3.0, "none": None}
-    assert protojson.flag(message, "includeEntry") is True
-    assert protojson.text(message, "watcherId") == "w"
-    assert protojson.uint32(message, "pid") == 7
-    assert protojson.uint32(message, "f") == 3
-    assert protojson.octets(message, "b") == b"\xfb\xff"
-    assert (protojson.text(message, "none"), protojson.uint32(message, "x"), protojson.texts(message, "x")) == (
+    assert protojson.get_flag(message, "includeEntry") is True
+    assert protojson.get_text(message, "watcherId") == "w"
+    assert protojson.get_uint32(message, "pid") == 7
+    assert protojson.get_uint32(message, "f") == 3
+    assert protojson.get_bytes(message, "b") == b"\xfb\xff"
+    assert (
+        protojson.get_text(message, "none"),
+        protojson.get_uint32(message, "x"),
+        protojson.get_texts(message, "x"),
+    ) == (
         "",
         0,
         [],
     )
     invalid: list[tuple[Callable[..., object], object]] = [
-        (protojson.text, 1), (protojson.flag, "true"), (protojson.uint32, -1), (protojson.uint32, True),
-        (protojson.uint32, 1 << 32), (protojson.nested_message, []), (protojson.texts, ["a", 1]),
-        (protojson.text_map, {"a": 1}),
-        (protojson.octets, "a"), (protojson.octets, "\u00fc"),
+        (protojson.get_text, 1), (protojson.get_flag, "true"), (protojson.get_uint32, -1), (protojson.get_uint32, True),
+        (protojson.get_uint32, 1 << 32), (protojson.get_message, []), (protojson.get_texts, ["a", 1]),
+        (protojson.get_text_map, {"a": 1}),
+        (protojson.get_bytes, "a"), (protojson.get_bytes, "\u00fc"),
     ]  # fmt: skip
     for read, value in invalid:
         with pytest.raises(protojson.FieldError):

@@ -19,7 +19,7 @@ BASE = Template(id="base0000000000000000", layers=("tpl:base",), aliases=("base"
 
 
 def expected_settings(sandbox: Sandbox, env: dict[str, str] | None = None, user: str = "user") -> dict[str, object]:
-    """The settings that a sandbox's guest agent has after its `/init`."""
+    """Return the settings that a sandbox's guest agent has after its `/init`."""
     identity = {"E2B_SANDBOX_ID": sandbox.id, "E2B_TEMPLATE_ID": sandbox.template_id}
     return {"envVars": {**identity, **(env or {})}, "defaultUser": user}
 

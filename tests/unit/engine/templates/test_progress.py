@@ -7,7 +7,7 @@ from sandyard.engine.templates.progress import MmdebstrapProgress, ProgressBar, 
 
 
 def apt_run(packages: int) -> list[str]:
-    """The recorded output of one apt run of mmdebstrap."""
+    """Return the recorded output of one apt run of mmdebstrap."""
     lines = [
         f"0 upgraded, {packages} newly installed, 0 to remove and 0 not upgraded.",
         "Need to get 36.2 MB of archives.",

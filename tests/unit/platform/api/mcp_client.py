@@ -11,7 +11,7 @@ import httpx2
 from fastapi import FastAPI
 
 from sandyard.kit.listen import listen
-from sandyard.platform import app as platform
+from sandyard.platform import app as platform_app
 from sandyard.platform.domain.sandboxes.model import Status
 from tests.later import Later
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mcp.client import streamable_http
     from mcp_types import CallToolResult
 
-    from tests.integration.platform.domain.sandboxes.yard import Yard
+    from tests.integration.platform.domain.sandboxes.platform_harness import PlatformHarness
 else:
     mcp, streamable_http = Later("mcp"), Later("mcp.client.streamable_http")
 
@@ -30,7 +30,7 @@ else:
 async def serving(app: FastAPI, port: int = 0) -> AsyncIterator[str]:
     """Yield the address of /mcp on loopback."""
     listener = listen("127.0.0.1", port)
-    server = platform.make_server(app)
+    server = platform_app.make_server(app)
     task = asyncio.create_task(server.serve([listener]))
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
@@ -85,11 +85,11 @@ async def refused(client: Client, tool: str, **arguments: Any) -> tuple[str, str
     return result.meta["code"], result.content[0].text  # type: ignore[union-attr]
 
 
-async def token_of(yard: Yard, name: str | None = None) -> str:
-    person = yard.owner if name is None else await yard.person(name)
-    return (await yard.services.users.create_token(person, "mcp")).value.reveal()
+async def token_of(platform: PlatformHarness, name: str | None = None) -> str:
+    person = platform.owner if name is None else await platform.person(name)
+    return (await platform.services.users.create_token(person, "mcp")).value.reveal()
 
 
-async def running(yard: Yard, sandbox_id: str) -> None:
-    row = await yard.services.lifecycle.wait_until_provisioned(sandbox_id)
+async def running(platform: PlatformHarness, sandbox_id: str) -> None:
+    row = await platform.services.lifecycle.wait_until_provisioned(sandbox_id)
     assert row.status == Status.RUNNING, row.error

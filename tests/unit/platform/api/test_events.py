@@ -39,7 +39,7 @@ class Server(uvicorn.Server):
 
 
 @dataclass
-class Yard:
+class EventsHarness:
     """A platform with only users and events."""
 
     database: Database
@@ -96,7 +96,7 @@ async def reader(http: httpx.AsyncClient, token: str, params: dict[str, Any]) ->
 
 
 @pytest.fixture
-async def yard(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Yard]:
+async def harness(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EventsHarness]:
     monkeypatch.setattr(module, "RECHECK_SECONDS", 0.2)
     settings, clock = PlatformSettings(heartbeat_s=0.2), SystemClock()
     users, feed = Users(settings, database, clock), Feed(database, backlog=settings.reader_backlog)
@@ -115,7 +115,7 @@ async def yard(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
     server = Server(uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=DEADLINE))
     serving = asyncio.create_task(server.serve([listener]))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    made = Yard(database, feed, users, url, server, serving, admin, token)
+    made = EventsHarness(database, feed, users, url, server, serving, admin, token)
     async with httpx.AsyncClient(base_url=f"{url}/api/v1", timeout=DEADLINE) as made.http:
         yield made
     feed.end()
@@ -126,51 +126,51 @@ async def yard(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncIter
 
 
 @pytest.mark.both_databases
-async def test_streams_events(yard: Yard) -> None:
-    async with yard.open() as stream:
+async def test_streams_events(harness: EventsHarness) -> None:
+    async with harness.open() as stream:
         headers = stream.response.headers
         assert headers["content-type"].startswith("text/event-stream")
         assert headers["x-accel-buffering"] == "no"
         assert await stream.block() == ["retry: 2000"]
-        sent = await yard.emit("sandbox.paused", owner_id=yard.admin.user_id, sandbox_id="sbx_1", reason="idle")
+        sent = await harness.emit("sandbox.paused", owner_id=harness.admin.user_id, sandbox_id="sbx_1", reason="idle")
         event = await stream.event()
         assert event.pop("at").endswith("Z")
         assert event == {
-            "seq": sent, "kind": "sandbox.paused", "ownerId": yard.admin.user_id, "projectId": None, "taskId": None,
+            "seq": sent, "kind": "sandbox.paused", "ownerId": harness.admin.user_id, "projectId": None, "taskId": None,
             "sessionId": None, "sandboxId": "sbx_1", "data": {"reason": "idle"},
         }  # fmt: skip
         assert await stream.block() == [":"], "sends a heartbeat while idle"
 
 
-async def test_resumes_after_last_event(yard: Yard) -> None:
-    sent = [await yard.emit() for _ in range(4)]
+async def test_resumes_after_last_event(harness: EventsHarness) -> None:
+    sent = [await harness.emit() for _ in range(4)]
     for given in ({"after": sent[1]}, {"after": 0, "headers": {"Last-Event-ID": str(sent[1])}}):
-        async with yard.open(**given) as stream:
+        async with harness.open(**given) as stream:
             assert [(await stream.event())["seq"] for _ in range(2)] == sent[2:]
-    async with yard.open(headers={"Last-Event-ID": ""}) as stream:
-        new = await yard.emit()
+    async with harness.open(headers={"Last-Event-ID": ""}) as stream:
+        new = await harness.emit()
         assert (await stream.event())["seq"] == new
 
 
-async def test_last_event_of_me_misses_nothing(yard: Yard) -> None:
-    async with yard.open() as stream:
-        before = await yard.emit()
+async def test_last_event_of_me_misses_nothing(harness: EventsHarness) -> None:
+    async with harness.open() as stream:
+        before = await harness.emit()
         assert (await stream.event())["seq"] == before
-    me = (await yard.http.get("/me", headers={"Authorization": f"Bearer {yard.token}"})).json()
+    me = (await harness.http.get("/me", headers={"Authorization": f"Bearer {harness.token}"})).json()
     assert me["lastEvent"] == before
-    sent = [await yard.emit() for _ in range(2)]
-    async with yard.open(headers={"Last-Event-ID": str(me["lastEvent"])}) as stream:
+    sent = [await harness.emit() for _ in range(2)]
+    async with harness.open(headers={"Last-Event-ID": str(me["lastEvent"])}) as stream:
         assert [(await stream.event())["seq"] for _ in range(2)] == sent
 
 
 @pytest.mark.parametrize("text", ["x", "-1", "1.5", "9" * 19, "9" * 5000, "0x10", "²"])
-async def test_rejects_bad_number(yard: Yard, text: str) -> None:
-    headers = {"Authorization": f"Bearer {yard.token}"}
+async def test_rejects_bad_number(harness: EventsHarness, text: str) -> None:
+    headers = {"Authorization": f"Bearer {harness.token}"}
     raw = {**headers, "Last-Event-ID": text.encode()}
     answers = [
-        await yard.http.get("/events", headers=raw),  # type: ignore[arg-type]
-        await yard.http.get("/events", headers=headers, params={"after": text}),
-        await yard.http.get("/events/history", headers=headers, params={"after": text}),
+        await harness.http.get("/events", headers=raw),  # type: ignore[arg-type]
+        await harness.http.get("/events", headers=headers, params={"after": text}),
+        await harness.http.get("/events/history", headers=headers, params={"after": text}),
     ]
     for answer in answers:
         assert answer.status_code == 400
@@ -179,44 +179,44 @@ async def test_rejects_bad_number(yard: Yard, text: str) -> None:
 
 
 @pytest.mark.both_databases
-async def test_filters_and_visibility(yard: Yard) -> None:
-    ada = await yard.users.create(yard.admin, "ada", "member")
+async def test_filters_and_visibility(harness: EventsHarness) -> None:
+    ada = await harness.users.create(harness.admin, "ada", "member")
     principal = Principal(ada.id, ada.name, ada.role, "token:x")
-    token = (await yard.users.create_token(principal, "mine")).value.reveal()
-    async with yard.open(sessionId="ses_2") as admin, yard.open(token) as mine:
+    token = (await harness.users.create_token(principal, "mine")).value.reveal()
+    async with harness.open(sessionId="ses_2") as admin, harness.open(token) as mine:
         for session in ("ses_1", "ses_2"):
-            await yard.emit(session_id=session)
-        own = await yard.emit(owner_id=ada.id)
+            await harness.emit(session_id=session)
+        own = await harness.emit(owner_id=ada.id)
         assert (await admin.event())["sessionId"] == "ses_2"
         assert (await mine.event())["seq"] == own
-    answer = await yard.http.get("/events/history", headers={"Authorization": f"Bearer {token}"})
+    answer = await harness.http.get("/events/history", headers={"Authorization": f"Bearer {token}"})
     seen = answer.json()["items"]
     assert {event["ownerId"] for event in seen} == {ada.id}
     assert seen[-1]["seq"] == own
 
 
-async def test_requires_authentication(yard: Yard) -> None:
+async def test_requires_authentication(harness: EventsHarness) -> None:
     for path in ("/events", "/events/history"):
-        assert (await yard.http.get(path)).status_code == 401
-        assert (await yard.http.get(path, headers={"Authorization": "Bearer sy_wrong"})).status_code == 401
-    ticket = (await yard.users.create_ticket(yard.admin)).value.reveal()
-    async with yard.http.stream("GET", "/events", params={"ticket": ticket}) as response:
+        assert (await harness.http.get(path)).status_code == 401
+        assert (await harness.http.get(path, headers={"Authorization": "Bearer sy_wrong"})).status_code == 401
+    ticket = (await harness.users.create_ticket(harness.admin)).value.reveal()
+    async with harness.http.stream("GET", "/events", params={"ticket": ticket}) as response:
         assert response.status_code == 200
-    assert (await yard.http.get("/events", params={"ticket": ticket})).status_code == 401
+    assert (await harness.http.get("/events", params={"ticket": ticket})).status_code == 401
 
 
-async def test_sends_stream_in_pieces(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sends_stream_in_pieces(harness: EventsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece is kept until its reader has taken it."""
     monkeypatch.setattr(module, "EVENTS_PER_CHUNK", 3)
     monkeypatch.setattr(feeds, "CATCH_UP_PAGE", 5)
-    emitted = [await yard.emit() for _ in range(8)]
-    services = SimpleNamespace(settings=PlatformSettings(), clock=SystemClock(), database=yard.database)
+    emitted = [await harness.emit() for _ in range(8)]
+    services = SimpleNamespace(settings=PlatformSettings(), clock=SystemClock(), database=harness.database)
     request: Any = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(services=services)))
-    behind = Feed(yard.database)
+    behind = Feed(harness.database)
     await behind.open()  # it has none of these events in memory
     seen: list[list[int]] = []
-    subscription = await behind.subscribe(yard.admin, after=emitted[0] - 1)
-    async for piece in module.stream_frames(request, yard.admin, subscription):
+    subscription = await behind.subscribe(harness.admin, after=emitted[0] - 1)
+    async for piece in module.stream_frames(request, harness.admin, subscription):
         if found := [int(number) for number in re.findall(rb"^id: ([0-9]+)$", piece, re.MULTILINE)]:
             seen.append(found)
             if found[-1] == emitted[-1]:
@@ -227,13 +227,13 @@ async def test_sends_stream_in_pieces(yard: Yard, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.both_databases
-async def test_pages_through_history(yard: Yard) -> None:
-    sent = [await yard.emit(number=number, session_id="ses_1") for number in range(5)]
+async def test_pages_through_history(harness: EventsHarness) -> None:
+    sent = [await harness.emit(number=number, session_id="ses_1") for number in range(5)]
     seen, cursor, pages = [], None, 0
     while cursor or not pages:
         params = {"limit": 2, "sessionId": "ses_1"} | ({"cursor": cursor} if cursor else {})
-        answer = await yard.http.get(
-            "/events/history", headers={"Authorization": f"Bearer {yard.token}"}, params=params
+        answer = await harness.http.get(
+            "/events/history", headers={"Authorization": f"Bearer {harness.token}"}, params=params
         )
         seen += [event["seq"] for event in answer.json()["items"]]
         cursor, pages = answer.json()["nextCursor"], pages + 1
@@ -242,66 +242,66 @@ async def test_pages_through_history(yard: Yard) -> None:
 
 
 @pytest.mark.both_databases
-async def test_pages_from_newest(yard: Yard) -> None:
-    sent = [await yard.emit(number=number, session_id="ses_1") for number in range(5)]
-    headers, params = {"Authorization": f"Bearer {yard.token}"}, {"limit": 2, "sessionId": "ses_1", "newest": True}
+async def test_pages_from_newest(harness: EventsHarness) -> None:
+    sent = [await harness.emit(number=number, session_id="ses_1") for number in range(5)]
+    headers, params = {"Authorization": f"Bearer {harness.token}"}, {"limit": 2, "sessionId": "ses_1", "newest": True}
     pages = []
     cursor: dict[str, str] = {}
     while cursor or not pages:
-        answer = (await yard.http.get("/events/history", headers=headers, params=params | cursor)).json()
+        answer = (await harness.http.get("/events/history", headers=headers, params=params | cursor)).json()
         pages.append([event["seq"] for event in answer["items"]])
         cursor = {"cursor": answer["nextCursor"]} if answer["nextCursor"] else {}
     assert pages == [sent[3:], sent[1:3], sent[:1]]
-    after = await yard.http.get("/events/history", headers=headers, params=params | {"after": sent[3]})
+    after = await harness.http.get("/events/history", headers=headers, params=params | {"after": sent[3]})
     assert [event["seq"] for event in after.json()["items"]] == sent[4:]
 
 
-async def test_ends_stream_of_revoked_token(yard: Yard) -> None:
-    other = await yard.users.create_token(yard.admin, "second")
-    async with yard.open(other.value.reveal()) as stream, yard.open() as stays:
-        await yard.users.revoke_token(yard.admin, other.id)
+async def test_ends_stream_of_revoked_token(harness: EventsHarness) -> None:
+    other = await harness.users.create_token(harness.admin, "second")
+    async with harness.open(other.value.reveal()) as stream, harness.open() as stays:
+        await harness.users.revoke_token(harness.admin, other.id)
         while await stream.block():
             pass
-        await yard.emit("user.waved")
+        await harness.emit("user.waved")
         while (await stays.event())["kind"] != "user.waved":
             pass
 
 
-async def test_ends_stream_of_deleted_user(yard: Yard) -> None:
-    ada = await yard.users.create(yard.admin, "ada", "member")
-    ticket = (await yard.users.create_ticket(Principal(ada.id, "ada", "member", "cookie:x"))).value.reveal()
-    async with yard.http.stream("GET", "/events", params={"ticket": ticket}) as response:
-        await yard.users.delete(yard.admin, ada.id)
+async def test_ends_stream_of_deleted_user(harness: EventsHarness) -> None:
+    ada = await harness.users.create(harness.admin, "ada", "member")
+    ticket = (await harness.users.create_ticket(Principal(ada.id, "ada", "member", "cookie:x"))).value.reveal()
+    async with harness.http.stream("GET", "/events", params={"ticket": ticket}) as response:
+        await harness.users.delete(harness.admin, ada.id)
         async with asyncio.timeout(DEADLINE):
             async for _ in response.aiter_lines():
                 pass
 
 
 @pytest.mark.both_databases
-async def test_reports_trimmed_events(yard: Yard) -> None:
-    await yard.emit()
-    async with yard.database.transaction() as tx:
+async def test_reports_trimmed_events(harness: EventsHarness) -> None:
+    await harness.emit()
+    async with harness.database.transaction() as tx:
         tx.add(Setting(name="events_trimmed", value="1000"))
-    async with yard.open(after=0) as stream:
+    async with harness.open(after=0) as stream:
         await stream.block()
         assert await stream.block() == ["event: events.trimmed", 'data: {"upTo":1000}']
 
 
-async def test_stopping_server_does_not_wait_for_streams(yard: Yard) -> None:
-    async with yard.open() as stream, yard.open() as other:
+async def test_stopping_server_does_not_wait_for_streams(harness: EventsHarness) -> None:
+    async with harness.open() as stream, harness.open() as other:
         await stream.block()
-        yard.feed.end()
-        yard.server.should_exit = True
+        harness.feed.end()
+        harness.server.should_exit = True
         async with asyncio.timeout(DEADLINE / 2):
-            await yard.serving
+            await harness.serving
             for each in (stream, other):
                 while await each.block():
                     pass
 
 
-async def test_forgets_disconnected_reader(yard: Yard) -> None:
-    async with yard.open() as stream:
+async def test_forgets_disconnected_reader(harness: EventsHarness) -> None:
+    async with harness.open() as stream:
         await stream.block()
     async with asyncio.timeout(DEADLINE):
-        while any("EventStream" in repr(task.get_coro()) for task in asyncio.all_tasks()) or yard.feed.waiters:
+        while any("EventStream" in repr(task.get_coro()) for task in asyncio.all_tasks()) or harness.feed.waiters:
             await asyncio.sleep(0.01)

@@ -9,7 +9,7 @@ from fastapi.routing import APIRoute
 
 from sandyard.kit.clock import ManualClock
 from sandyard.platform.api import projects, secrets, sessions, tokens, users
-from sandyard.platform.api.limits import MAX_BUCKETS, RateLimiter, limited
+from sandyard.platform.api.limits import MAX_BUCKETS, RateLimiter, limit_rate
 from sandyard.platform.api.problems import TooManyRequestsError
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.app import ROUTERS
@@ -55,7 +55,7 @@ async def test_memory_is_bounded() -> None:
 async def test_limits_are_per_user(tmp_path: Path) -> None:
     router = api_router("test")
 
-    @router.post("/create", name="test.create", dependencies=[limited("create")])
+    @router.post("/create", name="test.create", dependencies=[limit_rate("create")])
     async def create() -> str:
         return "made"
 
@@ -103,7 +103,7 @@ def test_every_change_is_limited() -> None:
         if isinstance(route, APIRoute) and (route.body_field is not None or "PATCH" in (route.methods or ()))
         for method in route.methods or ()
         if not any(
-            one.call.__qualname__.startswith(limited.__name__) for one in route.dependant.dependencies if one.call
+            one.call.__qualname__.startswith(limit_rate.__name__) for one in route.dependant.dependencies if one.call
         )
     }
     assert not unlimited

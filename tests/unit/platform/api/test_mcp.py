@@ -43,7 +43,7 @@ INITIALIZE: dict[str, Any] = {
 }
 
 
-class Place:
+class McpHarness:
     def __init__(self, services: Services, url: str) -> None:
         self.services, self.url = services, url
 
@@ -58,17 +58,17 @@ class Place:
 
 
 @pytest.fixture
-async def place(tmp_path: Path) -> AsyncIterator[Place]:
+async def harness(tmp_path: Path) -> AsyncIterator[McpHarness]:
     settings = PlatformSettings.load({}, data_dir=with_schema(tmp_path), creates_per_minute=3)
     async with open_services(settings) as services, serving(build(services, ROUTERS)) as url:
-        yield Place(services, url)
+        yield McpHarness(services, url)
 
 
 @pytest.mark.filterwarnings("ignore:ping is removed")
 @pytest.mark.parametrize("mode", ["2026-07-28", "auto", "legacy"])
-async def test_protocol_of_each_mode(place: Place, mode: str) -> None:
-    maria = await place.person("maria")
-    async with client(place.url, maria.token, mode=mode) as mcp:
+async def test_protocol_of_each_mode(harness: McpHarness, mode: str) -> None:
+    maria = await harness.person("maria")
+    async with client(harness.url, maria.token, mode=mode) as mcp:
         if mode != "2026-07-28":  # this version has no `initialize`, so nothing is known before the first call
             assert mcp.server_info is not None and mcp.server_info.name == "sandyard"
             assert mcp.instructions is not None and "create_task" in mcp.instructions
@@ -81,20 +81,20 @@ async def test_protocol_of_each_mode(place: Place, mode: str) -> None:
             await mcp.call_tool("format_disk", {})
 
 
-async def test_older_clients_get_their_version(place: Place) -> None:
-    maria = await place.person("maria")
+async def test_older_clients_get_their_version(harness: McpHarness) -> None:
+    maria = await harness.person("maria")
     async with httpx.AsyncClient(headers={**maria.headers, **ACCEPT}) as web:
         for version in ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"):
             asked = {**INITIALIZE, "params": {**INITIALIZE["params"], "protocolVersion": version}}
-            answer = await web.post(place.url, json=asked)
+            answer = await web.post(harness.url, json=asked)
             assert answer.status_code == 200 and "mcp-session-id" not in answer.headers
             said = json.loads(answer.text.partition("data: ")[2])
             assert said["result"]["protocolVersion"] == version
             assert said["result"]["capabilities"] == {"tools": {"listChanged": False}}
         unknown = {**INITIALIZE, "params": {**INITIALIZE["params"], "protocolVersion": "1999-01-01"}}
-        said = json.loads((await web.post(place.url, json=unknown)).text.partition("data: ")[2])
+        said = json.loads((await web.post(harness.url, json=unknown)).text.partition("data: ")[2])
         assert said["result"]["protocolVersion"] == "2025-11-25"
-        refusal = await web.post(place.url, json=INITIALIZE, headers={"MCP-Protocol-Version": "2999-01-01"})
+        refusal = await web.post(harness.url, json=INITIALIZE, headers={"MCP-Protocol-Version": "2999-01-01"})
         assert refusal.status_code == 400
 
 
@@ -110,8 +110,8 @@ def test_schemas() -> None:
         assert tool.result_type.model_json_schema(by_alias=True, mode="serialization")["type"] == "object"
 
 
-async def test_requires_token(place: Place) -> None:
-    maria = await place.person("maria")
+async def test_requires_token(harness: McpHarness) -> None:
+    maria = await harness.person("maria")
     async with httpx.AsyncClient(headers=ACCEPT) as web:
         for headers in (
             {},
@@ -119,38 +119,38 @@ async def test_requires_token(place: Place) -> None:
             {"Authorization": "Basic eDp5"},
             {"Cookie": "sandyard_session=x"},
         ):
-            answer = await web.post(place.url, json=INITIALIZE, headers=headers)
+            answer = await web.post(harness.url, json=INITIALIZE, headers=headers)
             assert (answer.status_code, answer.json()["code"]) == (401, "unauthenticated")
             assert answer.headers["www-authenticate"].startswith("Bearer")
-        login = await web.post(f"{place.url.removesuffix('/mcp')}/api/v1/login", json={"token": maria.token})
+        login = await web.post(f"{harness.url.removesuffix('/mcp')}/api/v1/login", json={"token": maria.token})
         assert login.status_code == 200 and web.cookies
-        answer = await web.post(place.url, json=INITIALIZE, headers={"X-Sandyard-CSRF": login.json()["key"]})
+        answer = await web.post(harness.url, json=INITIALIZE, headers={"X-Sandyard-CSRF": login.json()["key"]})
         assert answer.status_code == 401  # a cookie is not a token
 
 
-async def test_rejects_other_origins(place: Place) -> None:
-    maria = await place.person("maria")
-    host = place.url.removeprefix("http://").removesuffix("/mcp")
+async def test_rejects_other_origins(harness: McpHarness) -> None:
+    maria = await harness.person("maria")
+    host = harness.url.removeprefix("http://").removesuffix("/mcp")
     async with httpx.AsyncClient(headers={**maria.headers, **ACCEPT}, timeout=60) as web:
         for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
-            answer = await web.post(place.url, json=INITIALIZE, headers={"Origin": origin})
+            answer = await web.post(harness.url, json=INITIALIZE, headers={"Origin": origin})
             assert answer.status_code == 403, origin
-        answer = await web.post(place.url, json=INITIALIZE, headers={"Host": "evil.example"})
+        answer = await web.post(harness.url, json=INITIALIZE, headers={"Host": "evil.example"})
         assert (answer.status_code, answer.json()["code"]) == (421, "wrong_host")
-        answer = await web.post(place.url, json=INITIALIZE, headers={"Origin": f"http://{host}"})
+        answer = await web.post(harness.url, json=INITIALIZE, headers={"Origin": f"http://{host}"})
         assert answer.status_code == 200
         for method in ("GET", "DELETE", "OPTIONS"):
-            assert (await web.request(method, place.url)).status_code == 405
-        answer = await web.post(place.url, content=b"x" * (1 << 21), headers={"Content-Type": "application/json"})
+            assert (await web.request(method, harness.url)).status_code == 405
+        answer = await web.post(harness.url, content=b"x" * (1 << 21), headers={"Content-Type": "application/json"})
         assert answer.status_code == 413
         for body in (b"", b"[]", b"{", b'{"jsonrpc": "2.0"}', b"[" * 4_000):
-            answer = await web.post(place.url, content=body, headers={"Content-Type": "application/json"})
+            answer = await web.post(harness.url, content=body, headers={"Content-Type": "application/json"})
             assert answer.status_code == 400, body[:20]
 
 
-async def test_bad_call_names_error(place: Place) -> None:
-    maria = await place.person("maria")
-    async with client(place.url, maria.token) as mcp:
+async def test_bad_call_names_error(harness: McpHarness) -> None:
+    maria = await harness.person("maria")
+    async with client(harness.url, maria.token) as mcp:
         code, said = await refused(mcp, "run_command", sandboxId="sbx_x")
         assert code == "invalid_argument" and "command: Field required" in said
         code, said = await refused(mcp, "list_projects", limit=1000, colour="red")
@@ -159,30 +159,30 @@ async def test_bad_call_names_error(place: Place) -> None:
         assert code == "invalid_argument" and "NUL" in said
         code, said = await refused(mcp, "get_session", sessionId="ses_nobodys")
         assert (code, said) == ("not_found", "There is no session 'ses_nobodys'. (not_found)")
-        found = await place.audit("mcp.get_session")
+        found = await harness.audit("mcp.get_session")
         assert [(one.user_name, one.target, one.outcome) for one in found] == [("maria", "ses_nobodys", "not_found")]
         assert found[0].means.startswith("token:") and found[0].address == "127.0.0.1" and found[0].request_id
 
 
-async def test_unexpected_error_shows_no_details(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unexpected_error_shows_no_details(harness: McpHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(*_: object, **__: object) -> None:
         raise RuntimeError("the password is swordfish")
 
-    maria = await place.person("maria")
-    monkeypatch.setattr(place.services.projects, "list", broken)
-    async with client(place.url, maria.token) as mcp:
+    maria = await harness.person("maria")
+    monkeypatch.setattr(harness.services.projects, "list", broken)
+    async with client(harness.url, maria.token) as mcp:
         code, said = await refused(mcp, "list_projects")
     assert code == "internal" and "swordfish" not in said
-    assert [one.outcome for one in await place.audit("mcp.list_projects")] == ["internal"]
+    assert [one.outcome for one in await harness.audit("mcp.list_projects")] == ["internal"]
 
 
-async def test_lists_projects_of_caller(place: Place) -> None:
-    maria, otto = await place.person("maria"), await place.person("otto")
-    project = await place.services.projects.create(maria.principal, "website")
-    async with client(place.url, maria.token) as mcp:
+async def test_lists_projects_of_caller(harness: McpHarness) -> None:
+    maria, otto = await harness.person("maria"), await harness.person("otto")
+    project = await harness.services.projects.create(maria.principal, "website")
+    async with client(harness.url, maria.token) as mcp:
         found = await done(mcp, "list_projects")
         assert [one["id"] for one in found["items"]] == [project.id]
-    async with client(place.url, otto.token) as mcp:
+    async with client(harness.url, otto.token) as mcp:
         assert (await done(mcp, "list_projects"))["items"] == []
         for tool, arguments in (
             ("create_session", {"projectId": project.id}),
@@ -194,24 +194,24 @@ async def test_lists_projects_of_caller(place: Place) -> None:
                 assert result.meta is not None and result.meta["code"] == "not_found"
 
 
-async def test_shares_rate_limits_with_api(place: Place) -> None:
-    maria = await place.person("maria")
-    async with client(place.url, maria.token) as mcp:
+async def test_shares_rate_limits_with_api(harness: McpHarness) -> None:
+    maria = await harness.person("maria")
+    async with client(harness.url, maria.token) as mcp:
         codes = [(await refused(mcp, "create_sandbox"))[0] for _ in range(4)]
     assert codes[3] == "rate_limited" and "rate_limited" not in codes[:3]
-    assert len(await place.audit("mcp.create_sandbox")) == 3
+    assert len(await harness.audit("mcp.create_sandbox")) == 3
     async with httpx.AsyncClient(headers=maria.headers) as web:  # the API uses the same bucket
-        answer = await web.post(f"{place.url.removesuffix('/mcp')}/api/v1/sandboxes", json={})
+        answer = await web.post(f"{harness.url.removesuffix('/mcp')}/api/v1/sandboxes", json={})
     assert answer.status_code == 429
 
 
-async def test_rejects_revoked_token_at_next_call(place: Place) -> None:
-    maria = await place.person("maria")
-    async with client(place.url, maria.token) as mcp:
+async def test_rejects_revoked_token_at_next_call(harness: McpHarness) -> None:
+    maria = await harness.person("maria")
+    async with client(harness.url, maria.token) as mcp:
         await done(mcp, "list_projects")
-        tokens = await place.services.users.list_tokens(maria.principal, PageRequest())
+        tokens = await harness.services.users.list_tokens(maria.principal, PageRequest())
         for token in tokens.items:
-            await place.services.users.revoke_token(maria.principal, token.id)
+            await harness.services.users.revoke_token(maria.principal, token.id)
         with pytest.raises(exceptions.MCPError):
             await done(mcp, "list_projects")
 
@@ -227,8 +227,8 @@ async def test_client_continues_after_restart(tmp_path: Path) -> None:
             return await super().handle_async_request(request)
 
     async with open_services(settings) as services, serving(build(services, ROUTERS)) as url:
-        place = Place(services, url)
-        maria = await place.person("maria")
+        harness = McpHarness(services, url)
+        maria = await harness.person("maria")
         current.append(url)
         web = httpx2.AsyncClient(headers=maria.headers, transport=Follow(), timeout=30)
         streams = streamable_http.streamable_http_client("http://127.0.0.1:1/mcp", http_client=web)

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from sandyard.kit.server import CONNECTION
 from sandyard.platform.api import request_slots
 from sandyard.platform.api.auth import Caller
-from sandyard.platform.api.limits import limited
+from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.request_slots import SLOTS
 from sandyard.platform.api.routers import api_router
 from tests.unit.platform.world import Person, World, client
@@ -35,7 +35,7 @@ class Site:
         async def work(caller: Caller) -> None:
             await self._work(caller.name)
 
-        @router.get("/command", name="test.command", dependencies=[limited("execute")])
+        @router.get("/command", name="test.command", dependencies=[limit_rate("execute")])
         async def command(caller: Caller) -> None:
             await self._work(caller.name)
 

@@ -17,15 +17,15 @@ from sandyard.platform.db.models import Ask, ModelCall, PullRequest, Session, St
 from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.schedules import Schedules
-from tests.unit.platform.domain.tasks.desk import Desk, desk_in
+from tests.unit.platform.domain.tasks.board_harness import BoardHarness, open_board_harness_in
 from tests.unit.platform.world import client, everything
 
 
 class BoardClient:
     """An API client for a board whose attempts are not worked on."""
 
-    def __init__(self, desk: Desk, web: httpx.AsyncClient) -> None:
-        self.desk, self.web = desk, web
+    def __init__(self, harness: BoardHarness, web: httpx.AsyncClient) -> None:
+        self.harness, self.web = harness, web
 
     async def post(self, path: str, expected: int = 200, **body: Any) -> dict[str, Any]:
         response = await self.web.post(f"/api/v1{path}", json=body)
@@ -40,18 +40,18 @@ class BoardClient:
         return found
 
     async def create_task(self, title: str = "Fix the login", **body: Any) -> dict[str, Any]:
-        return await self.post("/tasks", 201, projectId=self.desk.project.id, title=title, **body)
+        return await self.post("/tasks", 201, projectId=self.harness.project.id, title=title, **body)
 
 
 @pytest.fixture
 async def board(tmp_path: Path) -> AsyncIterator[BoardClient]:
-    async with desk_in(tmp_path) as desk:
-        world = desk.world
-        schedules = Schedules(world.database, world.projects, desk.tasks, world.settings, world.clock)
-        for name, service in (("tasks", desk.tasks), ("attempts", desk.attempts), ("schedules", schedules)):
+    async with open_board_harness_in(tmp_path) as harness:
+        world = harness.world
+        schedules = Schedules(world.database, world.projects, harness.tasks, world.settings, world.clock)
+        for name, service in (("tasks", harness.tasks), ("attempts", harness.attempts), ("schedules", schedules)):
             setattr(world, name, service)
-        async with client(world.app(tasks_api.router, schedules_api.router), desk.owner) as web:
-            yield BoardClient(desk, web)
+        async with client(world.app(tasks_api.router, schedules_api.router), harness.owner) as web:
+            yield BoardClient(harness, web)
 
 
 async def test_task_from_creation_to_done(board: BoardClient) -> None:
@@ -85,14 +85,14 @@ async def test_task_from_creation_to_done(board: BoardClient) -> None:
 
 async def test_attempt_details(board: BoardClient) -> None:
     card = await board.create_task(start=True)
-    task = await board.desk.tasks.get(board.desk.me, card["id"])
-    (attempt,) = await board.desk.attempts_of(task)
-    now = get_time(board.desk.world.clock)
-    ownership = {"owner_id": board.desk.me.user_id, "project_id": task.project_id, "template": "base"}
+    task = await board.harness.tasks.get(board.harness.me, card["id"])
+    (attempt,) = await board.harness.list_attempts(task)
+    now = get_time(board.harness.world.clock)
+    ownership = {"owner_id": board.harness.me.user_id, "project_id": task.project_id, "template": "base"}
     links = {"project_id": task.project_id, "task_id": task.id, "session_id": attempt.session_id}
     pull = {"forge": "github", "url": "https://x.test/1", "state": "open", "draft": False, "review": "none"}
     times = {"created_at": now, "updated_at": now}
-    async with board.desk.world.database.transaction() as tx:
+    async with board.harness.world.database.transaction() as tx:
         tx.add(Session(id=attempt.session_id, task_id=task.id, title="x", sandbox_id="sbx_1", **ownership, **times))
         await tx.session.flush()
         for number, cost in ((1, 250_000), (2, None)):
@@ -126,7 +126,7 @@ async def test_attempt_details(board: BoardClient) -> None:
         ):
             times = {"started_at": now + timedelta(seconds=began), "finished_at": now + timedelta(seconds=ended)}
             tx.add(Step(attempt_id=row.id, round=round_, number=number, name=name, status="completed", **times))
-    await board.desk.becomes(task, AttemptStatus.IN_REVIEW, Column.IN_REVIEW)
+    await board.harness.set_status(task, AttemptStatus.IN_REVIEW, Column.IN_REVIEW)
     found = await board.get(f"/tasks/{task.id}")
     (view,) = found["attempts"]
     assert (view["verified"], view["verification"]["exitCode"]) == (False, 2)
@@ -143,7 +143,7 @@ async def test_attempt_details(board: BoardClient) -> None:
     assert rejected["code"] == "feedback_needed"
     back = await board.post(f"/tasks/{task.id}/move", status="in_progress", feedback="Use a set.")
     assert back["attempts"][0]["round"] == 2
-    async with board.desk.world.database.transaction() as tx:
+    async with board.harness.world.database.transaction() as tx:
         for number in (3, 4):  # of a provider that reported nonsense to an earlier version
             tokens = {"input_tokens": 1 << 62, "output_tokens": 1 << 62, "cost_micros": 1 << 62}
             tx.add(ModelCall(id=f"mcl_{number}", status=200, started_at=now, duration_ms=5, **tokens, **links))
@@ -162,7 +162,7 @@ async def test_invalid_requests_are_rejected(board: BoardClient) -> None:
     assert (blocked["code"], blocked["blockedBy"]) == ("task_blocked", [first["id"]])
     cycle = await board.web.patch(f"/api/v1/tasks/{first['id']}", json={"needs": [second["id"]]})
     assert (cycle.status_code, cycle.json()["code"]) == (400, "needs_cycle")
-    await board.desk.configure(wipLimits={"in_progress": 1})
+    await board.harness.configure(wipLimits={"in_progress": 1})
     await board.post(f"/tasks/{first['id']}/move", status="in_progress")
     full = await board.post(f"/tasks/{(await board.create_task('third'))['id']}/move", 409, status="in_progress")
     assert (full["code"], full["limit"], full["count"]) == ("column_full", 1, 1)
@@ -175,7 +175,7 @@ async def test_invalid_requests_are_rejected(board: BoardClient) -> None:
         {"budget": {"usd": 0}},
     ):
         response = await board.web.post(
-            "/api/v1/tasks", json={"projectId": board.desk.project.id, "title": "x", **wrong}
+            "/api/v1/tasks", json={"projectId": board.harness.project.id, "title": "x", **wrong}
         )
         assert response.status_code in (400, 422), wrong
     assert (await board.web.get("/api/v1/tasks", params={"cursor": "nonsense"})).status_code == 400
@@ -184,7 +184,7 @@ async def test_invalid_requests_are_rejected(board: BoardClient) -> None:
 async def test_tasks_are_paged(board: BoardClient) -> None:
     for number in range(5):
         await board.create_task(str(number), start=number % 2 == 0)
-    found = await everything(board.web, "/api/v1/tasks", limit=2, projectId=board.desk.project.id)
+    found = await everything(board.web, "/api/v1/tasks", limit=2, projectId=board.harness.project.id)
     assert [(one["status"], one["title"], one["position"]) for one in found] == [
         ("backlog", "1", 0),
         ("backlog", "3", 1),
@@ -197,14 +197,14 @@ async def test_tasks_are_paged(board: BoardClient) -> None:
 async def test_board_is_paged(board: BoardClient) -> None:
     """With two thousand cards with long descriptions, the first response counts all of them and contains what fits on a
     screen."""
-    now, columns = get_time(board.desk.world.clock), list(Column)
-    async with board.desk.world.database.transaction() as tx:
+    now, columns = get_time(board.harness.world.clock), list(Column)
+    async with board.harness.world.database.transaction() as tx:
         tx.add(
             *(
                 Task(
                     id=f"tsk_{number:04}",
-                    project_id=board.desk.project.id,
-                    created_by=board.desk.me.user_id,
+                    project_id=board.harness.project.id,
+                    created_by=board.harness.me.user_id,
                     title=f"Card {number}",
                     description="Much is said here. " * 100 + ("needle" if number % 500 == 4 else ""),
                     status=columns[number % len(columns)],
@@ -216,7 +216,7 @@ async def test_board_is_paged(board: BoardClient) -> None:
                 for number in range(2000)
             )
         )
-    response = await board.web.get("/api/v1/board", params={"projectId": board.desk.project.id})
+    response = await board.web.get("/api/v1/board", params={"projectId": board.harness.project.id})
     page = response.raise_for_status().json()
     assert len(response.content) < 150_000
     assert [(one["status"], one["total"], one["matching"], len(one["items"])) for one in page["columns"]] == [
@@ -234,7 +234,7 @@ async def test_board_is_paged(board: BoardClient) -> None:
     ]
     (counts,) = (await board.get("/tasks/counts"))["items"]
     assert counts == {
-        "projectId": board.desk.project.id,
+        "projectId": board.harness.project.id,
         "columns": {column.value: 400 for column in Column},
         "failed": 0,
     }
@@ -247,16 +247,16 @@ async def test_board_filters(board: BoardClient) -> None:
     failed = await board.create_task("failed", start=True)
     several = await board.create_task("several", attempts=wanted * 2, start=True)
     await board.create_task("waits", needs=[failed["id"]])
-    now = get_time(board.desk.world.clock)
+    now = get_time(board.harness.world.clock)
     for card, status, column in (
         (asked, AttemptStatus.RUNNING, Column.IN_PROGRESS),
         (failed, AttemptStatus.FAILED, Column.IN_PROGRESS),
         (several, AttemptStatus.READY, Column.IN_REVIEW),
     ):
-        await board.desk.becomes(await board.desk.tasks.get(board.desk.me, card["id"]), status, column)
+        await board.harness.set_status(await board.harness.tasks.get(board.harness.me, card["id"]), status, column)
     session_id = asked["attempts"][0]["sessionId"]
-    ownership = {"owner_id": board.desk.me.user_id, "project_id": board.desk.project.id, "template": "base"}
-    async with board.desk.world.database.transaction() as tx:
+    ownership = {"owner_id": board.harness.me.user_id, "project_id": board.harness.project.id, "template": "base"}
+    async with board.harness.world.database.transaction() as tx:
         tx.add(Session(id=session_id, task_id=asked["id"], title="x", created_at=now, updated_at=now, **ownership))
         await tx.session.flush()
         fields = {"request": "1", "kind": "question", "title": "?", "detail": {}, "status": "pending"}
@@ -274,7 +274,7 @@ async def test_board_filters(board: BoardClient) -> None:
                 state="open",
                 draft=False,
                 review="none",
-                project_id=board.desk.project.id,
+                project_id=board.harness.project.id,
                 task_id=several["id"],
                 created_at=now,
                 updated_at=now,
@@ -305,7 +305,7 @@ async def test_board_filters(board: BoardClient) -> None:
 
 
 async def test_schedules(board: BoardClient) -> None:
-    given = {"projectId": board.desk.project.id, "name": "nightly", "cron": "0 3 * * *", "task": {"title": "Tidy"}}
+    given = {"projectId": board.harness.project.id, "name": "nightly", "cron": "0 3 * * *", "task": {"title": "Tidy"}}
     made = await board.post("/schedules", 201, **given, timezone="Europe/Berlin")
     assert (made["nextAt"], made["lastError"], made["task"]["start"]) == ("2023-11-15T02:00:00.000Z", None, True)
     wrong = await board.post("/schedules", 400, **{**given, "cron": "0 3 * * FOO"})

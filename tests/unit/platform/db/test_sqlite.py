@@ -81,18 +81,20 @@ class Threads:
 
 
 @pytest.fixture
-async def connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[sqlite.InLoop, Threads]]:
+async def connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[sqlite.LoopConnection, Threads]]:
     """A connection on which every query takes too long for the loop as soon as its steps are counted."""
     monkeypatch.setattr(sqlite, "LOOP_S", -1)
     made = await sqlite.connect(str(tmp_path / "x.db"))
-    assert isinstance(made, sqlite.InLoop)
+    assert isinstance(made, sqlite.LoopConnection)
     threads = Threads()
     await made.create_function("began", 0, threads.began)
     yield made, threads
     await made.close()
 
 
-async def ask(connection: sqlite.InLoop, question: str) -> list[Any]:
+async def ask(connection: sqlite.LoopConnection, question: str) -> list[Any]:
     cursor = await connection.cursor()  # as SQLAlchemy does
     try:
         await cursor.execute(question)
@@ -107,7 +109,7 @@ async def ask(connection: sqlite.InLoop, question: str) -> list[Any]:
     ids=["slow to begin", "slow to read"],
 )
 async def test_slow_query_is_repeated_in_thread(
-    connection: tuple[sqlite.InLoop, Threads], what: str, answer: list[Any]
+    connection: tuple[sqlite.LoopConnection, Threads], what: str, answer: list[Any]
 ) -> None:
     made, threads = connection
     assert await ask(made, COUNT.format(what=what)) == answer
@@ -115,13 +117,13 @@ async def test_slow_query_is_repeated_in_thread(
     assert threads.seen == [loops, others] and loops != others
 
 
-async def test_fast_query_runs_in_loop(connection: tuple[sqlite.InLoop, Threads]) -> None:
+async def test_fast_query_runs_in_loop(connection: tuple[sqlite.LoopConnection, Threads]) -> None:
     made, threads = connection
     assert await ask(made, "SELECT began()") == [(0,)]
     assert threads.seen == [threading.get_ident()]
 
 
-async def test_query_in_transaction_is_not_interrupted(connection: tuple[sqlite.InLoop, Threads]) -> None:
+async def test_query_in_transaction_is_not_interrupted(connection: tuple[sqlite.LoopConnection, Threads]) -> None:
     made, threads = connection
     await ask(made, "CREATE TABLE t (i)")
     await ask(made, "BEGIN IMMEDIATE")
@@ -132,7 +134,7 @@ async def test_query_in_transaction_is_not_interrupted(connection: tuple[sqlite.
     assert await ask(made, "SELECT count(*) FROM t") == [(5000,)]
 
 
-async def test_cancelling_interrupts_query(connection: tuple[sqlite.InLoop, Threads]) -> None:
+async def test_cancelling_interrupts_query(connection: tuple[sqlite.LoopConnection, Threads]) -> None:
     made, threads = connection
     asking = asyncio.create_task(ask(made, ENDLESS))
     await threads.begun.wait()
@@ -143,7 +145,7 @@ async def test_cancelling_interrupts_query(connection: tuple[sqlite.InLoop, Thre
 
 
 async def test_interrupts_endless_query(
-    connection: tuple[sqlite.InLoop, Threads], monkeypatch: pytest.MonkeyPatch
+    connection: tuple[sqlite.LoopConnection, Threads], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "THREAD_S", 0)
     with pytest.raises(sqlite3.OperationalError, match="interrupted"):

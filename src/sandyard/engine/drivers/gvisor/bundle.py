@@ -41,8 +41,8 @@ def make_spec(
     Raises InvalidInputError if a volume would be hidden by the latter."""
     if plan.containers and any(posixpath.normpath(mount.target) == CONTAINER_FILES for mount in plan.mounts):
         raise InvalidInputError(
-            f"A volume cannot be mounted at {CONTAINER_FILES} in a gVisor sandbox with containers, which has a file system of its own "
-            "there. Mount it elsewhere, and use it in containers as a bind mount."
+            f"A volume cannot be mounted at {CONTAINER_FILES} in a gVisor sandbox with containers: they have a separate file system "
+            "there. Mount it elsewhere, and pass it to containers as a bind mount."
         )
     config: dict[str, Any] = {
         "warm_up": False,

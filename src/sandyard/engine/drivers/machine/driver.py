@@ -124,7 +124,7 @@ class MachineDriver:
         except KeyError:
             known = " and ".join(self.runtimes)
             raise InvalidInputError(
-                f"The sandbox {handle.id} belongs to the driver {handle.driver}. This machine has {known}."
+                f"The sandbox {handle.id} was created by the driver {handle.driver}, but this engine supports only {known}."
             ) from None
 
     async def close(self) -> None:
@@ -283,8 +283,8 @@ class MachineDriver:
     def _check_rules(self, policy: NetworkPolicy) -> None:
         if policy.rules and self.machine.network is None:
             raise UnsupportedError(
-                "Network rules require an engine that runs as root, because sandboxes otherwise have no network in which headers could "
-                "be added to requests. Leave out network.rules."
+                "Network rules require an engine that runs as root: otherwise, sandboxes have no network. Leave out network.rules, or run "
+                "the engine as root."
             )
 
     async def _run_to_completion(self, work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[object]]) -> T:

@@ -113,7 +113,9 @@ def make_router(context: Context) -> APIRouter:
         if machine_template is None or (machine_template.can_be_overridden and service.has_snapshot(name)):
             await service.delete_snapshot(name)
         else:
-            raise ForbiddenError(f"The template {name} belongs to the machine and can't be deleted through the API.")
+            raise ForbiddenError(
+                f"The template {name} is managed on the engine's machine (`sandyard template`) and can't be deleted through the API."
+            )
         return Response(status_code=204)
 
     return router

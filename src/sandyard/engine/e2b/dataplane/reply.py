@@ -101,7 +101,7 @@ class Reply:
             self._headers = []
             return
         if not 200 <= status <= 599:
-            raise BadReplyError(f"The sandbox answered with status {status}.")
+            raise BadReplyError(f"The sandbox sent the invalid status {status}.")
         self._determine_framing(status)
         self.keep_alive = self.keep_alive and self._parser.should_keep_alive()
         self.head = Head(status, self._headers)

@@ -24,7 +24,7 @@ from sandyard.engine.e2b.dataplane.reply import OVERHEAD_LIMIT, BadReplyError, R
 from sandyard.engine.e2b.dataplane.target import Target
 from sandyard.kit.connections import UnreadWatch
 from sandyard.kit.errors import SandyardError
-from sandyard.kit.pacing import Inflow
+from sandyard.kit.pacing import PacedInput
 from sandyard.kit.server import SLICE_BYTES
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class SandboxSide(asyncio.Protocol):
     def __init__(self, client: Tunnel) -> None:
         self._client = client
         self._transport: asyncio.Transport | None = None
-        self._inflow: Inflow | None = None  # for a response that refuses the upgrade
+        self._paced_input: PacedInput | None = None  # for a response that refuses the upgrade
         self._head: bytes | None = b""  # the part of the response's head received so far; None once the tunnel is open
         self._refusal: Reply | None = None
 
@@ -193,14 +193,14 @@ class SandboxSide(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._head is None:
             self._client.write(data)
-        elif self._inflow is not None:
-            self._inflow.receive(data)
+        elif self._paced_input is not None:
+            self._paced_input.receive(data)
         else:
             self._handle_head(self._head + data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._inflow is not None:
-            self._inflow.end(self._end)
+        if self._paced_input is not None:
+            self._paced_input.end(self._end)
         else:
             self._end()
 
@@ -248,8 +248,8 @@ class SandboxSide(asyncio.Protocol):
             return
         assert self._transport is not None
         self._refusal = Reply("GET")
-        self._inflow = Inflow(self._transport, self._collect_refusal, slice_bytes=SLICE_BYTES)
-        self._inflow.receive(head)
+        self._paced_input = PacedInput(self._transport, self._collect_refusal, slice_bytes=SLICE_BYTES)
+        self._paced_input.receive(head)
 
     def _collect_refusal(self, data: bytes) -> int:
         """Collect the response that refuses the upgrade, within limits, and forward it as the last one. Return the

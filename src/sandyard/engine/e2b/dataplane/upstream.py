@@ -11,7 +11,7 @@ from typing import cast
 
 from sandyard.engine.e2b.dataplane.connection import open_connection
 from sandyard.engine.e2b.dataplane.reply import BadReplyError, BrokenUpstreamError, Head, Reply, UpstreamError
-from sandyard.kit.pacing import Inflow
+from sandyard.kit.pacing import PacedInput
 from sandyard.kit.server import SLICE_BYTES
 
 READ_AHEAD = 256 * 1024
@@ -25,7 +25,7 @@ class Upstream(asyncio.Protocol):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._inflow: Inflow | None = None
+        self._paced_input: PacedInput | None = None
         self._reply: Reply | None = None
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
@@ -82,9 +82,9 @@ class Upstream(asyncio.Protocol):
         while not self._reply.waiting and not self._reply.complete:
             await self._wait()
         chunk = self._reply.take()
-        if self._read_paused and self._inflow is not None:
+        if self._read_paused and self._paced_input is not None:
             self._read_paused = False
-            self._inflow.resume()
+            self._paced_input.resume()
         return chunk
 
     @property
@@ -111,10 +111,10 @@ class Upstream(asyncio.Protocol):
     @property
     def usable(self) -> bool:
         """Whether the connection is idle and, as far as is known, alive."""
-        transport, inflow = self._transport, self._inflow
+        transport, paced_input = self._transport, self._paced_input
         if self._lost or self._reply is not None or transport is None or transport.is_closing():
             return False
-        return inflow is not None and not inflow.busy
+        return paced_input is not None and not paced_input.busy
 
     @property
     def silent(self) -> bool:
@@ -127,18 +127,18 @@ class Upstream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=READ_AHEAD)
-        self._inflow = Inflow(
+        self._paced_input = PacedInput(
             self._transport, self._parse, slice_bytes=SLICE_BYTES, wanted=lambda: not self._read_paused
         )
 
     def data_received(self, data: bytes) -> None:
-        assert self._inflow is not None
-        if self._reply is not None and self._reply.needs_no_parser and not self._inflow.busy:
+        assert self._paced_input is not None
+        if self._reply is not None and self._reply.needs_no_parser and not self._paced_input.busy:
             self._parse(data)
             if self._read_paused:
-                self._inflow.pause_reading()
+                self._paced_input.pause_reading()
         else:
-            self._inflow.receive(data)
+            self._paced_input.receive(data)
 
     def _parse(self, data: bytes) -> int:
         """Parse the next data from the sandbox. Return how many parts it contained."""
@@ -163,8 +163,8 @@ class Upstream(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.resume_writing()
-        if self._inflow is not None:
-            self._inflow.end(lambda: self._end(exc))
+        if self._paced_input is not None:
+            self._paced_input.end(lambda: self._end(exc))
         else:
             self._end(exc)
 
@@ -190,8 +190,8 @@ class Upstream(asyncio.Protocol):
         if self._failure is None:
             self._failure = failure
         self._lost = True
-        if self._inflow is not None:
-            self._inflow.drop()
+        if self._paced_input is not None:
+            self._paced_input.drop()
         if self._transport is not None:
             self._transport.abort()
         self._wake()

@@ -21,31 +21,31 @@ class Source(Protocol):
         ...
 
 
-class Gunzip:
+class GzipDecoder:
     """Decompresses a gzip source in pieces no larger than requested."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._inflate = zlib.decompressobj(_GZIP_WINDOW)
-        self._waiting = b""
+        self._input = b""
         self._scratch: memoryview | None = None
         self._finished = False
 
     async def read_into(self, view: memoryview) -> int:
         while not self._finished:
             if self._inflate.eof:
-                self._waiting = self._inflate.unused_data  # what follows this gzip member
-                if not self._waiting and not await self._refill():
+                self._input = self._inflate.unused_data  # what follows this gzip member
+                if not self._input and not await self._refill():
                     self._finished = True
                     break
                 self._inflate = zlib.decompressobj(_GZIP_WINDOW)  # for the next gzip member
-            elif not self._waiting and not await self._refill():
+            elif not self._input and not await self._refill():
                 raise HttpError(400, "error decompressing request body: unexpected end")
             try:
-                data = self._inflate.decompress(self._waiting, len(view))
+                data = self._inflate.decompress(self._input, len(view))
             except zlib.error as error:
                 raise HttpError(400, f"error decompressing request body: {error}") from None
-            self._waiting = self._inflate.unconsumed_tail
+            self._input = self._inflate.unconsumed_tail
             if data:
                 view[: len(data)] = data
                 return len(data)
@@ -55,7 +55,7 @@ class Gunzip:
         if self._scratch is None:
             self._scratch = memoryview(bytearray(128 << 10))
         count = await self._source.read_into(self._scratch)
-        self._waiting = bytes(self._scratch[:count])
+        self._input = bytes(self._scratch[:count])
         return bool(count)
 
 
@@ -66,15 +66,15 @@ def decode_body(body: Body, headers: Mapping[str, str]) -> Source:
     if coding in ("", IDENTITY):
         return body
     if coding == GZIP:
-        return Gunzip(body)
+        return GzipDecoder(body)
     reason = f"unsupported Content-Encoding: {header}, supported: [{GZIP}]"
     raise HttpError(400, f"error decompressing request body: {reason}")
 
 
 def choose_encoding(headers: Mapping[str, str], *, whole: bool = True) -> str:
-    """Return the encoding of a response: gzip only for a whole file, and only for a client that accepts nothing else or
-    prefers it to none. Other clients list gzip because their library supports it; compressing would only slow them down.
-    Raises HttpError 406 if no encoding is acceptable."""
+    """Return the encoding of a response: gzip only for a whole file, and only if the client accepts nothing else or prefers
+    it to an uncompressed response. Other clients list gzip because their library supports it; compressing would only slow
+    them down. Raises HttpError 406 if no encoding is acceptable."""
     qualities = _parse_qualities(headers.get("accept-encoding", ""))
     others = qualities.get("*")
     gzip = qualities.get(GZIP, others or 0.0)

@@ -89,7 +89,7 @@ class FilesystemService:
         """List the entries of a directory in the order of their names, each directory followed by its contents, down to
         `depth` levels."""
         path, _user = self._resolve_path(request, message, "path")
-        depth = protojson.uint32(message, "depth") or 1
+        depth = protojson.get_uint32(message, "depth") or 1
         try:
             if not stat.S_ISDIR(os.stat(self._sandbox.to_host_path(path)).st_mode):
                 raise RpcError("invalid_argument", f"path is not a directory: {path}")
@@ -158,7 +158,7 @@ class FilesystemService:
     def _resolve_path(self, request: Request, message: Message, field: str) -> tuple[str, User]:
         user = self._sandbox.rpc_user(request)
         try:
-            return self._sandbox.resolve(protojson.text(message, field), user), user
+            return self._sandbox.resolve(protojson.get_text(message, field), user), user
         except PathError as error:
             raise RpcError("invalid_argument", str(error)) from None
 

@@ -53,10 +53,10 @@ class Uploads:
         """Concatenate files into a new one, which appears complete or not at all, and then remove them."""
         try:
             message = protojson.parse(await exchange.request.body.read_all(16 << 20))
-            names = protojson.texts(message, "source_paths")
-            destination_name = protojson.text(message, "destination")
-            named = protojson.value(message, "username")
-            username = None if named is None else protojson.text(message, "username")
+            names = protojson.get_texts(message, "source_paths")
+            destination_name = protojson.get_text(message, "destination")
+            named = protojson.get_value(message, "username")
+            username = None if named is None else protojson.get_text(message, "username")
         except protojson.FieldError as error:
             raise HttpError(400, f"invalid request body: {error}") from None
         if not names:

@@ -95,11 +95,11 @@ class Watchers:
 
     async def remove(self, _request: Request, message: Message) -> Message:
         self._find(message).close()
-        del self._watchers[protojson.text(message, "watcherId")]
+        del self._watchers[protojson.get_text(message, "watcherId")]
         return {}
 
     def _find(self, message: Message) -> _Collector:
-        watcher_id = protojson.text(message, "watcherId")
+        watcher_id = protojson.get_text(message, "watcherId")
         try:
             return self._watchers[watcher_id]
         except KeyError:
@@ -108,7 +108,7 @@ class Watchers:
     def _open(self, request: Request, message: Message) -> _Collector:
         user = self._sandbox.rpc_user(request)
         try:
-            path = self._sandbox.resolve(protojson.text(message, "path"), user)
+            path = self._sandbox.resolve(protojson.get_text(message, "path"), user)
         except PathError as error:
             raise RpcError("invalid_argument", str(error)) from None
         host = self._sandbox.to_host_path(path)
@@ -116,14 +116,14 @@ class Watchers:
         try:
             if not is_directory(host):
                 raise RpcError("invalid_argument", f"path {path} not a directory")
-            if not protojson.flag(message, "allowNetworkMounts") and kernel.is_on_network_filesystem(host):
+            if not protojson.get_flag(message, "allowNetworkMounts") and kernel.is_on_network_filesystem(host):
                 raise RpcError("invalid_argument", f"cannot watch path on network filesystem: {path}")
             collector.watch = Watch(
                 self._loop,
                 self._sandbox,
                 path,
-                recursive=protojson.flag(message, "recursive"),
-                include_entry=protojson.flag(message, "includeEntry"),
+                recursive=protojson.get_flag(message, "recursive"),
+                include_entry=protojson.get_flag(message, "includeEntry"),
                 on_event=collector.add,
                 on_error=collector.fail,
             )

@@ -38,20 +38,20 @@ class StartRequest:
     @classmethod
     def parse(cls, message: protojson.Message) -> StartRequest:
         """Parse a message. Raises RpcError or FieldError if it is invalid. Without the field `stdin`, stdin is open."""
-        process = protojson.nested_message(message, "process") or {}
-        pty = protojson.nested_message(message, "pty")
-        size = (protojson.nested_message(pty, "size") or {}) if pty is not None else None
-        command = protojson.text(process, "cmd")
+        process = protojson.get_message(message, "process") or {}
+        pty = protojson.get_message(message, "pty")
+        size = (protojson.get_message(pty, "size") or {}) if pty is not None else None
+        command = protojson.get_text(process, "cmd")
         if not command:
             raise RpcError("invalid_argument", "the request has no command: set process.cmd")
         return cls(
             command=command,
-            args=tuple(protojson.texts(process, "args")),
-            env=protojson.text_map(process, "envs"),
-            cwd=protojson.text(process, "cwd"),
-            tag=None if protojson.value(message, "tag") is None else protojson.text(message, "tag"),
-            stdin=protojson.value(message, "stdin") is None or protojson.flag(message, "stdin"),
-            terminal=None if size is None else (protojson.uint32(size, "cols"), protojson.uint32(size, "rows")),
+            args=tuple(protojson.get_texts(process, "args")),
+            env=protojson.get_text_map(process, "envs"),
+            cwd=protojson.get_text(process, "cwd"),
+            tag=None if protojson.get_value(message, "tag") is None else protojson.get_text(message, "tag"),
+            stdin=protojson.get_value(message, "stdin") is None or protojson.get_flag(message, "stdin"),
+            terminal=None if size is None else (protojson.get_uint32(size, "cols"), protojson.get_uint32(size, "rows")),
         )
 
     def config(self) -> dict[str, Any]:

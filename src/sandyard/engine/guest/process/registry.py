@@ -67,13 +67,13 @@ class Registry:
 
     def find(self, message: protojson.Message) -> Process:
         """Return the running process that a request selects by pid or tag. Raises RpcError not_found."""
-        selector = protojson.nested_message(message, "process") or {}
-        if protojson.value(selector, "pid") is not None:
-            pid = protojson.uint32(selector, "pid")
+        selector = protojson.get_message(message, "process") or {}
+        if protojson.get_value(selector, "pid") is not None:
+            pid = protojson.get_uint32(selector, "pid")
             process = self._live.get(pid)
             what = f"pid {pid}"
-        elif protojson.value(selector, "tag") is not None:
-            tag = protojson.text(selector, "tag")
+        elif protojson.get_value(selector, "tag") is not None:
+            tag = protojson.get_text(selector, "tag")
             process = next((candidate for candidate in self._live.values() if candidate.tag == tag), None)
             what = f"tag {tag}"
         else:
@@ -87,8 +87,8 @@ class Registry:
         try:
             return self.find(message)
         except RpcError as error:
-            selector = protojson.nested_message(message, "process") or {}
-            pid, tag = protojson.value(selector, "pid"), protojson.value(selector, "tag")
+            selector = protojson.get_message(message, "process") or {}
+            pid, tag = protojson.get_value(selector, "pid"), protojson.get_value(selector, "tag")
             for ended in self._ended.values():
                 if str(ended.pid) == str(pid) or (pid is None and tag is not None and ended.tag == tag):
                     return ended

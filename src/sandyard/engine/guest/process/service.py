@@ -110,12 +110,12 @@ class ProcessService:
 
     async def update(self, _request: Request, message: Message) -> Message:
         process = self._registry.find(message)
-        pty = protojson.nested_message(message, "pty")
+        pty = protojson.get_message(message, "pty")
         if pty is not None:
             if process.terminal is None or process.terminal.closed:
                 raise RpcError("internal", "error resizing tty: tty not assigned to process")
-            size = protojson.nested_message(pty, "size") or {}
-            process.resize(protojson.uint32(size, "cols"), protojson.uint32(size, "rows"))
+            size = protojson.get_message(pty, "size") or {}
+            process.resize(protojson.get_uint32(size, "cols"), protojson.get_uint32(size, "rows"))
             if self._sandbox.config.signal_resize:
                 kernel.signal_session(process.pid, signal.SIGWINCH)
         return {}
@@ -124,7 +124,7 @@ class ProcessService:
         process = self._registry.find(message)
         try:
             async with asyncio.timeout(connect.parse_timeout(request)):
-                await _write_input(process, protojson.nested_message(message, "input") or {})
+                await _write_input(process, protojson.get_message(message, "input") or {})
         except TimeoutError:
             raise RpcError(
                 "deadline_exceeded", "the process did not read its input before the deadline of the request"
@@ -133,13 +133,13 @@ class ProcessService:
 
     async def send_signal(self, _request: Request, message: Message) -> Message:
         process = self._registry.find(message)
-        wanted = protojson.value(message, "signal")
+        wanted = protojson.get_value(message, "signal")
         number = _SIGNALS.get(wanted) if isinstance(wanted, str | int) else None
         if number is None:
             raise RpcError("unimplemented", f"invalid signal: {wanted}")
         try:
             # Killing a shell also kills its children, because clients could not select them afterwards.
-            group = number == signal.SIGKILL or protojson.flag(message, "descendants")
+            group = number == signal.SIGKILL or protojson.get_flag(message, "descendants")
             process.send_signal(number, group=group)
         except ProcessLookupError:
             raise RpcError("not_found", f"process with pid {process.pid} not found") from None
@@ -168,7 +168,7 @@ class ProcessService:
         try:
             async with asyncio.timeout(connect.parse_timeout(exchange.request)):
                 async for message in connect.read_messages(exchange.request):
-                    start, data = protojson.nested_message(message, "start"), protojson.nested_message(message, "data")
+                    start, data = protojson.get_message(message, "start"), protojson.get_message(message, "data")
                     if start is not None:
                         process = self._registry.find(start)
                     elif data is not None:
@@ -176,8 +176,8 @@ class ProcessService:
                             raise RpcError(
                                 "invalid_argument", "input arrived before a start event selected its process"
                             )
-                        await _write_input(process, protojson.nested_message(data, "input") or {})
-                    elif protojson.nested_message(message, "keepalive") is None:
+                        await _write_input(process, protojson.get_message(data, "input") or {})
+                    elif protojson.get_message(message, "keepalive") is None:
                         raise RpcError("unimplemented", "invalid event type")
         except TimeoutError:
             raise RpcError("deadline_exceeded", "context deadline exceeded") from None
@@ -219,15 +219,15 @@ def _list_undelivered(chunks: list[Chunk], events: list[bytes], sent: int) -> li
 
 
 async def _write_input(process: Process, message: Message) -> None:
-    if protojson.value(message, "pty") is not None:
-        what, data, channel = "tty", protojson.octets(message, "pty"), process.terminal
+    if protojson.get_value(message, "pty") is not None:
+        what, data, channel = "tty", protojson.get_bytes(message, "pty"), process.terminal
         if channel is None:
             raise RpcError(
                 "failed_precondition",
                 "error writing to tty: tty not assigned to process — input should be written to the stdin, not the tty",
             )
-    elif protojson.value(message, "stdin") is not None:
-        what, data, channel = "stdin", protojson.octets(message, "stdin"), process.stdin
+    elif protojson.get_value(message, "stdin") is not None:
+        what, data, channel = "stdin", protojson.get_bytes(message, "stdin"), process.stdin
         if process.terminal is not None:
             raise RpcError(
                 "failed_precondition",

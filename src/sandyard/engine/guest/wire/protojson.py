@@ -16,7 +16,7 @@ class FieldError(ValueError):
     """A message is not valid JSON, or a field has the wrong type."""
 
 
-_HUMPS = re.compile(r"[A-Z]")
+_UPPERCASE = re.compile(r"[A-Z]")
 _LONE_SURROGATES = re.compile("[\ud800-\udc7f\udd00-\udfff]")  # without those that stand for bytes of a file name
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
@@ -41,16 +41,16 @@ def render(message: Message) -> bytes:
     return _encode(message).encode()
 
 
-def value(message: Message, name: str) -> Any:
+def get_value(message: Message, name: str) -> Any:
     """Return a field's value by its camelCase name, or None if it is absent."""
     found = message.get(name)
-    if found is None and _HUMPS.search(name):
-        return message.get(_HUMPS.sub(lambda hump: "_" + hump.group().lower(), name))
+    if found is None and _UPPERCASE.search(name):
+        return message.get(_UPPERCASE.sub(lambda letter: "_" + letter.group().lower(), name))
     return found
 
 
-def text(message: Message, name: str) -> str:
-    found = value(message, name)
+def get_text(message: Message, name: str) -> str:
+    found = get_value(message, name)
     if found is None:
         return ""
     if not isinstance(found, str):
@@ -58,8 +58,8 @@ def text(message: Message, name: str) -> str:
     return found
 
 
-def flag(message: Message, name: str) -> bool:
-    found = value(message, name)
+def get_flag(message: Message, name: str) -> bool:
+    found = get_value(message, name)
     if found is None:
         return False
     if not isinstance(found, bool):
@@ -67,8 +67,8 @@ def flag(message: Message, name: str) -> bool:
     return found
 
 
-def uint32(message: Message, name: str) -> int:
-    found = value(message, name)
+def get_uint32(message: Message, name: str) -> int:
+    found = get_value(message, name)
     if found is None:
         return 0
     if isinstance(found, str) and found.isascii() and found.isdigit() and len(found) < 12:
@@ -80,15 +80,15 @@ def uint32(message: Message, name: str) -> int:
     return found
 
 
-def nested_message(message: Message, name: str) -> Message | None:
-    found = value(message, name)
+def get_message(message: Message, name: str) -> Message | None:
+    found = get_value(message, name)
     if found is not None and not isinstance(found, dict):
         raise FieldError(f"field {name}: not an object")
     return found
 
 
-def texts(message: Message, name: str) -> list[str]:
-    found = value(message, name)
+def get_texts(message: Message, name: str) -> list[str]:
+    found = get_value(message, name)
     if found is None:
         return []
     if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
@@ -96,8 +96,8 @@ def texts(message: Message, name: str) -> list[str]:
     return found
 
 
-def text_map(message: Message, name: str) -> dict[str, str]:
-    found = value(message, name)
+def get_text_map(message: Message, name: str) -> dict[str, str]:
+    found = get_value(message, name)
     if found is None:
         return {}
     if not isinstance(found, dict) or not all(isinstance(item, str) for item in found.values()):
@@ -105,9 +105,9 @@ def text_map(message: Message, name: str) -> dict[str, str]:
     return found
 
 
-def octets(message: Message, name: str) -> bytes:
+def get_bytes(message: Message, name: str) -> bytes:
     """Return a `bytes` field: base64 of either alphabet, padded or not."""
-    encoded = text(message, name).encode("ascii", "replace").translate(_URL_SAFE).rstrip(b"=")
+    encoded = get_text(message, name).encode("ascii", "replace").translate(_URL_SAFE).rstrip(b"=")
     try:
         return binascii.a2b_base64(encoded + b"=" * (-len(encoded) % 4), strict_mode=True) if encoded else b""
     except binascii.Error:

@@ -91,7 +91,7 @@ class AskState(Model):
             kind=AskKind(row.kind),
             status=AskStatus(row.status),
             title=row.title[:MAX_TITLE_LENGTH],
-            options=[Option.model_validate(one) for one in row.detail.get("options") or []],
+            options=[Option.model_validate(option) for option in row.detail.get("options") or []],
             form=form if form is None or len(str(form)) <= MAX_FORM_LENGTH else None,
             answer=row.answer,
             created_at=row.created_at,

@@ -118,11 +118,11 @@ def _describe_tool(tool: Tool) -> wire.Tool:
 def shorten_schema(schema: Any, *, without: frozenset[str] = frozenset(("title",))) -> Any:
     """Remove keywords without information from a schema, because models read all tools before calling one."""
     if isinstance(schema, list):
-        return [shorten_schema(one, without=without) for one in schema]
+        return [shorten_schema(item, without=without) for item in schema]
     if not isinstance(schema, dict):
         return schema
     return {
-        word: {name: shorten_schema(one, without=without) for name, one in value.items()}
+        word: {name: shorten_schema(item, without=without) for name, item in value.items()}
         if word in ("properties", "$defs")
         else shorten_schema(value, without=without)
         for word, value in schema.items()

@@ -107,7 +107,7 @@ def summarize(view: TaskView) -> TaskSummary:
         rests=is_at_rest(view),
         priority=view.priority,
         blocked_by=view.blocked_by,
-        attempts=[AttemptState.of(one) for one in view.attempts],
+        attempts=[AttemptState.of(attempt) for attempt in view.attempts],
         pull_request=None if view.pull_request is None else Pull.model_validate(view.pull_request),
         error=view.error and view.error[:ERROR_LIMIT],
         created_at=view.created_at,
@@ -136,7 +136,7 @@ def describe_move(view: TaskView) -> TaskMoved:
 
 
 def is_at_rest(view: TaskView) -> bool:
-    if any(one.status in _WORKING for one in view.attempts):
+    if any(attempt.status in _WORKING for attempt in view.attempts):
         return False
     return not (view.start_when_ready and view.status == Column.BACKLOG)
 
@@ -150,7 +150,7 @@ def _make_hint(view: TaskView, asks: Sequence[AskState]) -> str:
 def _describe_working(view: TaskView) -> str:
     if view.blocked_by and view.status == Column.BACKLOG:
         return f"The task starts when these tasks are done: {', '.join(view.blocked_by)}."
-    running = any(one.status == AttemptStatus.RUNNING for one in view.attempts)
+    running = any(attempt.status == AttemptStatus.RUNNING for attempt in view.attempts)
     if view.queue_position is not None and not running:
         return f"The task is queued at position {view.queue_position}: call wait_for_task."
     return "The task is in progress: call wait_for_task."
@@ -159,7 +159,7 @@ def _describe_working(view: TaskView) -> str:
 def _describe_resting(view: TaskView) -> str:
     if view.status == Column.BACKLOG and view.start_error is not None:
         return f"The task was not started automatically: {view.start_error} Call start_task."
-    ready = any(one.status == AttemptStatus.READY for one in view.attempts)
+    ready = any(attempt.status == AttemptStatus.READY for attempt in view.attempts)
     if view.status == Column.IN_PROGRESS and ready:
         return "Attempts are ready: compare them with task_diff and choose one with pick_attempt."
     return {

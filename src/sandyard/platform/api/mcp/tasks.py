@@ -256,11 +256,11 @@ async def task_diff(call: Call, arguments: TaskDiff) -> DiffView:
 
     Does not resume the sandbox. Files that are too large to show are marked as truncated: request single paths then.
     """
-    one = await _get_attempt(call, arguments.task_id, arguments.attempt)
-    if one.sandbox_id is None:
-        raise ConflictError(f"Attempt {one.number} has no sandbox yet, so there are no changes to show.")
+    attempt = await _get_attempt(call, arguments.task_id, arguments.attempt)
+    if attempt.sandbox_id is None:
+        raise ConflictError(f"Attempt {attempt.number} has no sandbox yet, so there are no changes to show.")
     diff = await call.services.git.get_diff(
-        call.caller, one.sandbox_id, against="base", paths=arguments.paths, patches=arguments.patches
+        call.caller, attempt.sandbox_id, against="base", paths=arguments.paths, patches=arguments.patches
     )
     return git.limit_size(diff)
 
@@ -268,14 +268,14 @@ async def task_diff(call: Call, arguments: TaskDiff) -> DiffView:
 @tools.add("task_transcript", title="Read a task's transcript", reads=True)
 async def task_transcript(call: Call, arguments: TaskTranscript) -> Transcript:
     """Read an attempt's transcript, newest first: prompts, answers, thoughts, plans and tool calls."""
-    one = await _get_attempt(call, arguments.task_id, arguments.attempt)
+    attempt = await _get_attempt(call, arguments.task_id, arguments.attempt)
     try:
         return transcript.get_page(
-            await call.services.sessions.list_messages(call.caller, one.session_id, arguments.page)
+            await call.services.sessions.list_messages(call.caller, attempt.session_id, arguments.page)
         )
     except NotFoundError:
         raise ConflictError(
-            f"Attempt {one.number} has no session: it has not started, or its session was deleted."
+            f"Attempt {attempt.number} has no session: it has not started, or its session was deleted."
         ) from None
 
 
@@ -290,15 +290,15 @@ async def _make_moved(call: Call, row: models.Task) -> TaskMoved:
 
 async def _get_attempt(call: Call, task_id: str, number: int | None) -> AttemptState:
     found = await _get_state(call, await call.services.tasks.get(call.caller, task_id))
-    one = next((one for one in reversed(found.attempts) if number in (None, one.number)), None)
-    if one is None:
+    selected = next((attempt for attempt in reversed(found.attempts) if number in (None, attempt.number)), None)
+    if selected is None:
         raise NotFoundError(
             f"Task {task_id} has not been started." if number is None else f"Task {task_id} has no attempt {number}."
         )
-    return one
+    return selected
 
 
 def _progress(found: TaskState) -> str:
-    running = [one for one in found.attempts if one.status == "running"]
-    steps = ", ".join(f"attempt {one.number}: {one.step or 'starting'}" for one in running)
+    running = [attempt for attempt in found.attempts if attempt.status == "running"]
+    steps = ", ".join(f"attempt {attempt.number}: {attempt.step or 'starting'}" for attempt in running)
     return f"{found.hint} {steps}".strip()

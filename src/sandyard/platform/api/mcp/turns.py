@@ -133,8 +133,8 @@ async def _wait_for_turn(call: Call, turn: models.Turn, seconds: float) -> TurnS
         call,
         EventFilter(session_id=turn.session_id),
         lambda: turns.get(call.caller, turn.id),
-        lambda one: TurnStatus(one.status).over or one.status == TurnStatus.WAITING,
-        lambda one: f"The turn is {one.status}.",
+        lambda turn_state: TurnStatus(turn_state.status).over or turn_state.status == TurnStatus.WAITING,
+        lambda turn_state: f"The turn is {turn_state.status}.",
         seconds,
     )
     return await _make_state(call, turn)
@@ -149,6 +149,6 @@ async def _make_state(call: Call, turn: models.Turn) -> TurnState:
         status=TurnStatus(turn.status),
         stop_reason=turn.stop_reason,
         error=turn.error,
-        asks=[one for one in asks if one.turn_id == turn.id],
+        asks=[ask for ask in asks if ask.turn_id == turn.id],
         said=transcript.get_turn(rows.items, turn.id),
     )

@@ -216,7 +216,10 @@ async def find_default_agents(
 ) -> dict[str, str]:
     """Return the result of `find_default_agent` for each of these projects, by id."""
     kinds = await _load_provider_kinds(session)
-    return {one.id: _get_configured_agent(one, settings) or _choose_for_first_provider(kinds, one) for one in projects}
+    return {
+        project.id: _get_configured_agent(project, settings) or _choose_for_first_provider(kinds, project)
+        for project in projects
+    }
 
 
 def _get_configured_agent(project: Project | None, settings: PlatformSettings) -> str | None:
@@ -237,7 +240,7 @@ async def _load_provider_kinds(session: AsyncSession) -> Sequence[tuple[str | No
 def _choose_for_first_provider(kinds: Sequence[tuple[str | None, ModelApi]], project: Project | None) -> str:
     here = (None, project.id if project is not None else None)
     for owner, kind in kinds:
-        usable = [one for one in BUILT_IN.values() if not set(SUPPORTED_APIS[kind]).isdisjoint(one.apis)]
+        usable = [profile for profile in BUILT_IN.values() if not set(SUPPORTED_APIS[kind]).isdisjoint(profile.apis)]
         if owner in here and usable:
-            return min(usable, key=lambda one: len(one.apis)).name
+            return min(usable, key=lambda profile: len(profile.apis)).name
     return DEMO.name

@@ -36,7 +36,7 @@ class AgentSilentError(SandyardError):
 
 
 class PermissionRefusedError(ConflictError):
-    """The agent was denied permission for what it wanted to do, and did nothing else."""
+    """The agent was denied permission, and did nothing else."""
 
     code = "permission_refused"
 

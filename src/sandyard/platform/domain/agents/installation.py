@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.kit.ids import random_id
-from sandyard.kit.text import append_quote, storable
+from sandyard.kit.text import append_quote, make_storable
 from sandyard.platform.domain.agents.profiles.model import Install, Launch, Profile
 from sandyard.platform.domain.sandboxes.e2b import (
     CommandEnded,
@@ -137,7 +137,7 @@ class _InstallOutput:
 
     @property
     def tail(self) -> str:
-        return storable(self._kept.decode(errors="replace")).strip()[-TAIL_CHARACTERS:]
+        return make_storable(self._kept.decode(errors="replace")).strip()[-TAIL_CHARACTERS:]
 
     def take(self, data: bytes) -> None:
         self._kept = (self._kept + data)[-_KEPT_BYTES:]
@@ -149,7 +149,9 @@ class _InstallOutput:
         self._report_line(whole=False)
 
     def _report_line(self, *, whole: bool) -> bool:
-        lines = self.tail.splitlines() if not whole else storable(self._kept.decode(errors="replace")).split("\n")[:-1]
+        lines = (
+            self.tail.splitlines() if not whole else make_storable(self._kept.decode(errors="replace")).split("\n")[:-1]
+        )
         line = next((line.strip() for line in reversed(lines) if line.strip()), "")
         if line:
             self._progress(line[:LINE_CHARACTERS])

@@ -137,10 +137,10 @@ class Trials:
         """Clean up trials that an earlier platform process did not finish, without a result."""
         async with self._database.reading() as session:
             noted = list(await session.scalars(select(Setting).where(Setting.name.startswith(_SETTING_PREFIX))))
-            owners = {one.value: await session.get(User, one.value) for one in noted}
-        for one in noted:
-            owner, session_id = owners[one.value], one.name.removeprefix(_SETTING_PREFIX)
-            caller = Principal(one.value, owner.name if owner else "", "member", "trial")
+            owners = {setting.value: await session.get(User, setting.value) for setting in noted}
+        for setting in noted:
+            owner, session_id = owners[setting.value], setting.name.removeprefix(_SETTING_PREFIX)
+            caller = Principal(setting.value, owner.name if owner else "", "member", "trial")
             self._tasks.spawn(self._abandon(caller, session_id))
 
     async def close(self) -> None:

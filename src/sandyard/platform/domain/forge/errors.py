@@ -11,13 +11,13 @@ from sandyard.platform.domain.forge.model import Finding
 
 
 class ForgeError(SandyardError):
-    """The forge could not do this."""
+    """The forge could not complete the request."""
 
     code, status = "forge_failed", 409
 
 
 class ForgeUnsupportedError(ForgeError):
-    """This forge does not support this."""
+    """This forge does not support the operation."""
 
     code = "forge_unsupported"
 
@@ -29,7 +29,7 @@ class ForgeUnauthorizedError(ForgeError):
 
 
 class ForgeForbiddenError(ForgeError):
-    """The credential does not have permission for this on the forge."""
+    """The credential has no permission for this operation on the forge. Extend its permissions, or enter another one."""
 
     code = "forge_forbidden"
 
@@ -41,7 +41,7 @@ class ForgeNotFoundError(ForgeError):
 
 
 class ForgeRefusedError(ForgeError):
-    """The forge rejected this in the current state."""
+    """The forge rejected the operation in the current state."""
 
     code = "forge_refused"
 

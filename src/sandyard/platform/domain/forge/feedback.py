@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandyard.kit.text import storable
+from sandyard.kit.text import make_storable
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.models.git_details import ReportedNews
 from sandyard.platform.db.models.message_parts import FeedbackPart, RemarkFields
@@ -97,14 +97,14 @@ def _to_json(remark: Remark) -> RemarkFields:
     fields: RemarkFields = {
         "kind": remark.kind,
         "remarkId": remark.id,
-        "author": storable(remark.author),
-        "text": truncate(storable(remark.text), MAX_TEXT),
+        "author": make_storable(remark.author),
+        "text": truncate(make_storable(remark.text), MAX_TEXT),
         "at": rfc3339(remark.at),
     }
     if remark.state is not None:
         fields["state"] = remark.state
     if remark.path is not None:
-        fields["path"] = storable(remark.path)
+        fields["path"] = make_storable(remark.path)
     if remark.line is not None:
         fields["line"] = remark.line
     if remark.url is not None:

@@ -109,7 +109,9 @@ class RepositoryRequests:
             read += 1
             size += response.size
             if size > _MAX_LIST_BYTES:
-                raise ForgeUnreachableError("The forge's list is too large to be one of GitHub's.")
+                raise ForgeUnreachableError(
+                    "The forge's list is larger than any list of GitHub. Check that the project's forge.apiUrl is correct."
+                )
             page = response.next
             if read == 1 and response.last is not None and response.last > _MAX_PAGES:
                 page = response.last - _MAX_PAGES + 2

@@ -323,7 +323,9 @@ class _LimitedStream(httpx.AsyncByteStream):
             await take_turn("forge")
             size += len(chunk)
             if size > _MAX_RESPONSE_BYTES:
-                raise ForgeUnreachableError("The forge's response is too large to be one of GitHub's.")
+                raise ForgeUnreachableError(
+                    "The forge's response is larger than any response of GitHub. Check that the project's forge.apiUrl is correct."
+                )
             yield chunk
 
     async def aclose(self) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import ConflictError, NotFoundError
 from sandyard.kit.ids import ordered_id
-from sandyard.kit.text import storable
+from sandyard.kit.text import make_storable
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Message, Project, PullRequest, Session
@@ -160,7 +160,7 @@ class PullRequestRecorder:
             row.head_branch = origin.branch  # what was pushed here, whatever the forge calls it
             row.updated_at = now
             if given_body is not None:
-                row.told = {**row.told, "words": storable(given_body)}
+                row.told = {**row.told, "words": make_storable(given_body)}
             _set_description(row, pull)
             await _emit(tx, row, "pull_request.opened" if created else "pull_request.updated", {})
         return row
@@ -171,7 +171,7 @@ class PullRequestRecorder:
         async with self._database.transaction() as tx:
             row = await tx.session.get(PullRequest, pull_id, with_for_update=True)
             if row is None:
-                raise NotFoundError("The pull request no longer exists here.")
+                raise NotFoundError("The platform no longer has this pull request.")
             row.looked_at = now
             if _is_outdated(row, pull):
                 return row
@@ -197,7 +197,7 @@ class PullRequestRecorder:
         async with self._database.transaction() as tx:
             row = await tx.session.get(PullRequest, pull_id, with_for_update=True)
             if row is None:
-                raise NotFoundError("The pull request no longer exists here.")
+                raise NotFoundError("The platform no longer has this pull request.")
             if row.branch_deleted_at is not None or row.told.get("branch") == "kept":
                 return row
             if deleted:
@@ -224,12 +224,12 @@ def _is_outdated(row: PullRequest, pull: Pull) -> bool:
 
 
 def _set_description(row: PullRequest, pull: Pull) -> None:
-    row.url, row.title = pull.url[:2000], truncate(storable(pull.title), 300)
+    row.url, row.title = pull.url[:2000], truncate(make_storable(pull.title), 300)
     row.draft, row.base_branch, row.head_commit = pull.draft, pull.base, pull.head_commit
     row.mergeable = pull.mergeable
     row.review, row.checks = row.review or pull.review, row.checks or pull.checks
     warnings = [_limit(warning) for warning in pull.warnings]
-    row.detail = {**row.detail, "labels": [storable(label) for label in pull.labels], "warnings": warnings}
+    row.detail = {**row.detail, "labels": [make_storable(label) for label in pull.labels], "warnings": warnings}
 
 
 def _set_status(row: PullRequest, pull: Pull, now: datetime) -> None:
@@ -272,7 +272,7 @@ def _make_stored_remark(remark: Remark) -> StoredRemark:
 
 def _limit(text: str) -> str:
     """Return the text as it is stored."""
-    return truncate(storable(text), MAX_TEXT)
+    return truncate(make_storable(text), MAX_TEXT)
 
 
 def _limit_optional(text: str | None) -> str | None:

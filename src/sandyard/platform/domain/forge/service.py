@@ -144,7 +144,7 @@ class PullRequests:
         )
         for row in known:
             if row.state == PullState.MERGED and row.head_commit == pushed.head_commit:
-                raise ConflictError(f"{row.head_branch} was already merged, and nothing was added since.")
+                raise ConflictError(f"{row.head_branch} was already merged and has no new commits.")
         created = not any(row.number is None and row.state != PullState.MERGED for row in known)
         return await self._recorder.record(pushed.get_provenance(ForgeKind.PLAIN), pull, created=created), created
 
@@ -155,7 +155,7 @@ class PullRequests:
                 if row.branch_deleted_at is not None:  # the push has restored it
                     await self._delete_branch(pushed.project, row)
                 raise ConflictError(
-                    f"Pull request {row.number} has already merged this branch, and nothing was added since."
+                    f"Pull request {row.number} has already merged this branch, which has no new commits."
                 )
         github = await self._access.get_github_repository(pushed.project)
         existing = await github.find(pushed.checkout.branch, pushed.base)

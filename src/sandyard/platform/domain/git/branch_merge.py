@@ -16,7 +16,7 @@ from sandyard.platform.domain.git.repository_queue import RepositoryQueue
 from sandyard.platform.domain.repositories import merge_tree
 from sandyard.platform.domain.repositories.errors import BranchMovedError, ConflictsError
 from sandyard.platform.domain.repositories.mirror import Mirror
-from sandyard.platform.domain.repositories.model import no_progress
+from sandyard.platform.domain.repositories.model import ignore_progress
 
 Method = Literal["squash", "merge", "rebase"]
 
@@ -65,8 +65,8 @@ class BranchMerges:
                 return base_commit
             if head != request.head_commit:
                 raise BranchMovedError(
-                    f"The branch {request.head} on the remote is not what was shown here: it was pushed to or deleted. Nothing "
-                    "was merged. Refresh and review it again."
+                    f"The branch {request.head} on the remote has changed since it was shown here: somebody has pushed to it or deleted it. "
+                    "Nothing was merged. Refresh and review it again."
                 )
             commit = await self._create_merge_commit(mirror, project, base_commit, request)
             await mirror.push(repository.remote, repository.credential, commit, request.base, expected=base_commit)
@@ -78,7 +78,7 @@ class BranchMerges:
         started, turn_id = time.monotonic(), random_id("merge-")
         repository = await self._context.get_repository(project)
         async with self._queue.wait_turn(repository.remote.key, id=turn_id, requester=project.id):
-            await self._context.refresh(project, repository, no_progress, since=started)
+            await self._context.refresh(project, repository, ignore_progress, since=started)
             yield repository
 
     async def _adds_nothing(self, mirror: Mirror, base_commit: str, head: str) -> bool:

@@ -45,7 +45,7 @@ from sandyard.platform.domain.repositories.diff import read_diff
 from sandyard.platform.domain.repositories.errors import GitFailedError
 from sandyard.platform.domain.repositories.history import read_history
 from sandyard.platform.domain.repositories.mirror import Mirror
-from sandyard.platform.domain.repositories.model import Commit, Diff, RepositoryReader, Status, no_progress
+from sandyard.platform.domain.repositories.model import Commit, Diff, RepositoryReader, Status, ignore_progress
 from sandyard.platform.domain.repositories.output import is_commit_id
 from sandyard.platform.domain.repositories.status import read_stored_status
 from sandyard.platform.domain.sandboxes import repository as sandboxes
@@ -323,7 +323,9 @@ class GitService:
         project = await self._projects.get(caller, project_id)
         mirror = self._context.mirrors.get(project.id)
         if not mirror.exists:
-            raise ConflictError("This repository has not been fetched yet.")
+            raise ConflictError(
+                "The platform has not fetched this repository yet. Start a session in the project first."
+            )
         old, new = [await self._resolve_on_remote(mirror, name) for name in (base, head)]
         fork_point = await mirror.find_merge_base(old, new)
         commits = await read_history(mirror, f"{old}..{new}", limit=250)
@@ -436,7 +438,7 @@ class GitService:
         """Update the mirror after someone pushed."""
         repository = await self._context.get_repository(project)
         if repository.mirror.exists:
-            await self._context.refresh(project, repository, no_progress, since=float("inf"))
+            await self._context.refresh(project, repository, ignore_progress, since=float("inf"))
 
     async def recover(self) -> int:
         """Delete what a crash left incomplete, then continue the pending operations. Call it after a start, before anything else."""

@@ -33,7 +33,7 @@ FailureHook = Callable[[str, str, str], Awaitable[None]]
 """Called with a turn, a code and a sentence."""
 
 
-class _Refused(Exception):  # noqa: N818 - a response, not an error of the platform
+class _RequestRejected(Exception):  # noqa: N818 - a response, not an error of the platform
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
         self.status, self.sentence = status, sentence
@@ -70,7 +70,7 @@ class McpGateway:
         try:
             row = await self._authorize(origin, request)
             await self._forward(origin, row, request, writer)
-        except _Refused as refused:
+        except _RequestRejected as refused:
             error = {"code": -32000, "message": refused.sentence}
             body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
             headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
@@ -82,16 +82,18 @@ class McpGateway:
         target, _, query = request.target.partition("?")
         capability = self._capabilities.derive(origin.sandbox_id)
         if not any(capability.matches(given) for given in apis.list_capabilities(request.headers, "")):
-            raise _Refused(403, "Invalid capability.")
+            raise _RequestRejected(
+                403, "Invalid token. Use the one that the platform has set for the agents in this sandbox."
+            )
         row = await self.servers.find(target.strip("/"), origin.session_id)
         if row is None or row.type != ServerType.HTTP:
-            raise _Refused(404, "The project no longer has this MCP server.")
+            raise _RequestRejected(404, "The project no longer has this MCP server.")
         if request.method not in METHODS:
-            raise _Refused(405, f"Method {request.method[:10]} is not allowed.")
+            raise _RequestRejected(405, f"Method {request.method[:10]} is not allowed.")
         if query:
-            raise _Refused(400, "Query parameters are not allowed here.")
+            raise _RequestRejected(400, "Query parameters are not allowed here.")
         if any(name == "content-encoding" and value != "identity" for name, value in request.headers):
-            raise _Refused(415, "Send the request uncompressed.")
+            raise _RequestRejected(415, "Send the request uncompressed.")
         return row
 
     async def _forward(
@@ -101,7 +103,9 @@ class McpGateway:
             secrets = await self.servers.reveal(row)
         except SandyardError as error:
             log.error("mcp_headers_unreadable", server=row.id, reason=error.message)  # noqa: TRY400
-            raise _Refused(500, f"The headers of {row.name} cannot be decrypted. Ask an administrator.") from None
+            raise _RequestRejected(
+                500, f"The headers of {row.name} cannot be decrypted. Ask an administrator."
+            ) from None
         redactor = make_header_redactor(secrets.values())
         try:
             response = await self._send(row, request, secrets)
@@ -109,7 +113,7 @@ class McpGateway:
             sentence = redactor.redact(explain_error(row.name, row.url or "", error))
             log.warning("mcp_server_unreachable", server=row.id, reason=type(error).__name__)
             self._report_failure(origin, row, sentence)
-            raise _Refused(504 if isinstance(error, httpx.TimeoutException) else 502, sentence) from None
+            raise _RequestRejected(504 if isinstance(error, httpx.TimeoutException) else 502, sentence) from None
         try:
             complete = await self._stream_response(origin, row, response, writer, redactor, has_headers=bool(secrets))
         finally:
@@ -134,7 +138,7 @@ class McpGateway:
             )
             log.info("mcp_server_refused", server=row.id, status=response.status_code)
             self._report_failure(origin, row, sentence)
-            raise _Refused(502 if response.is_redirect else 403, sentence)
+            raise _RequestRejected(502 if response.is_redirect else 403, sentence)
         headers = redactor.redact_headers(response.headers.items())
         kept = [header for header in headers if header[0].lower() not in _STRIPPED_RESPONSE_HEADERS]
         await writer.send_head(

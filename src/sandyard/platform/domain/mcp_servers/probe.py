@@ -17,7 +17,7 @@ from sandyard.kit.errors import SandyardError
 from sandyard.kit.event_stream import EventStream
 from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
-from sandyard.kit.text import storable
+from sandyard.kit.text import make_storable
 from sandyard.platform.domain.mcp_servers.error_messages import explain_error, explain_response
 from sandyard.platform.domain.mcp_servers.model import McpTestResult
 from sandyard.platform.domain.models.redaction import Redactor, make_header_redactor
@@ -56,12 +56,12 @@ async def check_server(client: httpx.AsyncClient, name: str, url: str, headers: 
         ok, detail, server, tools = False, explain_error(name, url, error), None, []
     duration_ms = round((time.monotonic() - started) * 1000)
     await conversation.end()
-    shown = [redactor.redact(storable(tool))[:200] for tool in tools]
+    shown = [redactor.redact(make_storable(tool))[:200] for tool in tools]
     return McpTestResult(
         ok,
-        redactor.redact(storable(detail))[:_MAX_DETAIL_LENGTH],
+        redactor.redact(make_storable(detail))[:_MAX_DETAIL_LENGTH],
         duration_ms,
-        None if server is None else redactor.redact(storable(server))[:200],
+        None if server is None else redactor.redact(make_storable(server))[:200],
         tuple(shown),
     )
 
@@ -123,7 +123,7 @@ class _Conversation:
             listed = page.get("tools")
             if not isinstance(listed, list):
                 raise _CheckFailed(f"{self._name} did not return a list of tools.")
-            names = [one.get("name") for one in listed if isinstance(one, dict)]
+            names = [tool.get("name") for tool in listed if isinstance(tool, dict)]
             found += [name for name in names if isinstance(name, str)]
             cursor = page.get("nextCursor")
             if not isinstance(cursor, str) or len(found) >= MAX_TOOLS:

@@ -27,11 +27,11 @@ async def normalize(caller: Principal, base_url: str) -> str:
     if caller.is_admin:
         return normalized
     if parts.scheme != "https":
-        raise ForbiddenError("Only an administrator may use an http:// address. Use https://.")
+        raise ForbiddenError("Only an administrator may use an http:// URL. Use https://.")
     for address in await _resolve(parts.hostname or ""):
         if not is_public(address):
             raise ForbiddenError(
-                "This address is in a private network, which only an administrator may use. Ask an administrator to add this provider."
+                "This URL is in a private network, which only an administrator may use. Ask an administrator to add this provider."
             )
     return normalized
 
@@ -55,20 +55,20 @@ def _parse_url(base_url: str) -> SplitResult:
     text = base_url.strip()
     if len(text) > MAX_LENGTH or not text.isascii() or any(letter <= " " or letter == "\x7f" for letter in text):
         raise InvalidInputError(
-            f"The address of a provider must have at most {MAX_LENGTH} ASCII characters without spaces."
+            f"The URL of a provider must have at most {MAX_LENGTH} ASCII characters without spaces."
         )
     try:
         httpx.URL(text)
         parts = urlsplit(text)
         port = parts.port
     except (ValueError, httpx.InvalidURL):
-        raise InvalidInputError("This is not a valid provider address. Example: https://api.example.org") from None
+        raise InvalidInputError("This is not a valid provider URL. Example: https://api.example.org") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or "\\" in text:
-        raise InvalidInputError("This is not a valid provider address. Example: https://api.example.org")
+        raise InvalidInputError("This is not a valid provider URL. Example: https://api.example.org")
     if "@" in parts.netloc:
-        raise InvalidInputError("Remove the part before the @ from the address, and enter the key separately.")
+        raise InvalidInputError("Remove the part before the @ from the URL, and enter the key separately.")
     if parts.query or parts.fragment:
-        raise InvalidInputError("The address of a provider must not contain '?' or '#'.")
+        raise InvalidInputError("The URL of a provider must not contain '?' or '#'.")
     return parts
 
 
@@ -76,4 +76,4 @@ async def _resolve(host: str) -> list[Address]:
     try:
         return await dns_lookup.look_up(host)
     except OSError:
-        raise InvalidInputError(f"The host {host[:200]} of this address was not found.") from None
+        raise InvalidInputError(f"The host {host[:200]} of this URL was not found.") from None

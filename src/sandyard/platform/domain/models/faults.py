@@ -79,7 +79,7 @@ class ProviderTestFailedError(ConflictError):
 
 def make_label(name: str, base_url: str) -> str:
     """Return the display name of a provider: `Anthropic`, or `Anthropic (work)` for one with another name."""
-    preset = find_preset(base_url) or next((one for one in list_presets() if one.name == name), None)
+    preset = find_preset(base_url) or next((known for known in list_presets() if known.name == name), None)
     if preset is None:
         return name
     return preset.title if name.lower() in (preset.name, preset.title.lower()) else f"{preset.title} ({name})"
@@ -101,7 +101,7 @@ def classify_error(label: str, base_url: str, error: Exception, *, late: bool) -
         return Fault(Cause.UNREACHABLE, f"{label} did not respond in time at {base_url}.")
     sentence = describe_unreachable(label, base_url, error)
     if isinstance(error, PrivateAddressError):
-        sentence += " An administrator can allow this address by saving it again."
+        sentence += " An administrator can allow this URL by saving it again."
     return Fault(Cause.UNREACHABLE, sentence)
 
 
@@ -144,7 +144,7 @@ def _make_sentence(cause: Cause, label: str, status: int, quote: str, model: str
     elif cause is Cause.MODEL:
         summary = f"{label} does not have the model {model}"
     elif cause is Cause.ADDRESS:
-        summary = f"{label} does not serve this API at its address, or redirects to another one"
+        summary = f"{label} does not serve this API at its URL, or redirects to another one"
     else:
         summary = f"{label} returned an error"
     return append_quote(f"{summary} ({status}).", quote)

@@ -82,7 +82,7 @@ class _Call:
         return find_price(self.provider.base_url, self.provider.prices, self.model)
 
 
-class _Refused(Exception):  # noqa: N818 - a response, not an error of the platform
+class _RequestRejected(Exception):  # noqa: N818 - a response, not an error of the platform
     def __init__(self, kind: ModelApi, status: int, code: str, sentence: str) -> None:
         super().__init__(sentence)
         self.kind, self.status, self.code, self.sentence = kind, status, code, sentence
@@ -160,7 +160,7 @@ class Gateway:
                 await self._proxy_and_count(call, writer)
             else:
                 await self._proxy(call, writer, _Outcome())
-        except _Refused as refused:
+        except _RequestRejected as refused:
             headers, body = apis.format_refusal(refused.kind, refused.status, refused.code, refused.sentence)
             await writer.send_head(refused.status, headers)
             await writer.send_data(b"" if request.method == "HEAD" else body)
@@ -172,23 +172,30 @@ class Gateway:
         target, _, query = request.target.partition("?")
         provider_id, _, rest = target.lstrip("/").partition("/")
         capability = self._capabilities.derive(origin.sandbox_id)
-        if not any(capability.matches(shown) for shown in apis.list_capabilities(request.headers, query)):
-            raise _Refused(ModelApi.OPENAI, 401, "unauthenticated", "Invalid capability.")
+        if not any(capability.matches(given) for given in apis.list_capabilities(request.headers, query)):
+            raise _RequestRejected(
+                ModelApi.OPENAI,
+                401,
+                "unauthenticated",
+                "Invalid API key. Use the key that the platform has set for the agents in this sandbox.",
+            )
         async with self._database.reading() as reading:
             session = await reading.get(Session, origin.session_id)
             if session is not None and not await owner_has_access(reading, session):
                 session = None
         provider = await self._providers.find(provider_id, session.project_id) if session is not None else None
         if session is None or provider is None:
-            raise _Refused(
+            raise _RequestRejected(
                 ModelApi.OPENAI, 404, "no_provider", "This model provider is no longer available to this session."
             )
         kind = ModelApi(provider.kind)
         model_request = apis.parse_request(kind, request.method, "/" + rest, query)
         if model_request is None:
-            raise _Refused(kind, 404, "not_found", f"{request.method[:10]} /{rest[:200]} is not available to agents.")
+            raise _RequestRejected(
+                kind, 404, "not_found", f"{request.method[:10]} /{rest[:200]} is not available to agents."
+            )
         if any(name == "content-encoding" and value != "identity" for name, value in request.headers):
-            raise _Refused(kind, 415, "unsupported", "Send the request uncompressed.")
+            raise _RequestRejected(kind, 415, "unsupported", "Send the request uncompressed.")
         call = _Call(kind, provider, session, origin.get_turn_id(), model_request, request)
         return await self._read_request(call) if model_request.counted or request.method == "POST" else call
 
@@ -201,20 +208,20 @@ class Gateway:
             else:
                 parsed = parse_body(body, call.target, call.kind)
         except bounded_json.TooManyValuesError:
-            raise _Refused(
+            raise _RequestRejected(
                 call.kind,
                 413,
                 "too_large",
                 f"The request body has more than {MAX_VALUES:,} JSON values. Start a new session or give the agent fewer tools.",
             ) from None
         except InvalidBodyError as error:
-            raise _Refused(call.kind, error.status, error.code, str(error)) from None
+            raise _RequestRejected(call.kind, error.status, error.code, str(error)) from None
         model, body, used = parsed
         if used and (
             refused := list_refused_tools(used, call.provider.name, await self._list_allowed_tools(call.session))
         ):
             log.info("hosted_tool_refused", session=call.session.id, provider=call.provider.id, tools=refused)
-            raise _Refused(
+            raise _RequestRejected(
                 call.kind,
                 403,
                 "hosted_tool_refused",
@@ -229,12 +236,12 @@ class Gateway:
             project = await reading.get(Project, session.project_id) if session.project_id is not None else None
         return ProjectSettings.of(project).agent.hosted_tools if project is not None else ()
 
-    # calls that cost something -----------------------------------------------------------------------------------------
+    # counted calls -----------------------------------------------------------------------------------------------------
 
     async def _proxy_and_count(self, call: _Call, writer: ResponseWriter) -> None:
         outcome, settled = _Outcome(), False
         refused = await self._check_limits(call, outcome)
-        minimum = _raise_to_minimum(Tokens(), call, 0) if refused is None else Tokens()
+        minimum = _apply_minimum(Tokens(), call, 0) if refused is None else Tokens()
         call_id = await self._ledger.open(
             call.provider.id,
             call.session,
@@ -259,18 +266,18 @@ class Gateway:
             if refused is not None:
                 raise refused
             await self._proxy(call, writer, outcome, settle)
-        except _Refused:
+        except _RequestRejected:
             await settle()
             raise
         finally:
             if not settled:
                 if outcome.sent and not outcome.reported:
                     output = outcome.duration_ms * TOKENS_PER_SECOND // 1000
-                    outcome.tokens = _raise_to_minimum(outcome.tokens, call, min(output, MAX_TOKENS))
+                    outcome.tokens = _apply_minimum(outcome.tokens, call, min(output, MAX_TOKENS))
                 outcome.error = outcome.error or "The agent disconnected before the response was complete."
                 self.tasks.spawn(self._settle(call_id, call, outcome))
 
-    async def _check_limits(self, call: _Call, outcome: _Outcome) -> _Refused | None:
+    async def _check_limits(self, call: _Call, outcome: _Outcome) -> _RequestRejected | None:
         """Return why the call may not be sent, or None."""
         try:
             await self._budgets.check(call.session)
@@ -280,7 +287,7 @@ class Gateway:
             outcome.error = error.message
             if call.turn_id is not None:
                 self.tasks.spawn(self._on_over_budget(call.turn_id, error.message))
-            return _Refused(call.kind, 402, error.code, error.message)
+            return _RequestRejected(call.kind, 402, error.code, error.message)
         return None
 
     async def _settle(self, call_id: str, call: _Call, outcome: _Outcome) -> None:
@@ -319,7 +326,7 @@ class Gateway:
         try:
             outcome.sent = True
             # in case the agent disconnects before the response starts
-            outcome.tokens = _raise_to_minimum(Tokens(), call, 0)
+            outcome.tokens = _apply_minimum(Tokens(), call, 0)
             response = await self._send_upstream(call, key)
             outcome.tokens = Tokens()
         except (httpx.HTTPError, PrivateAddressError) as error:
@@ -330,7 +337,7 @@ class Gateway:
             log.warning("model_provider_unreachable", provider=call.provider.id, reason=type(error).__name__)
             fault = classify_error(call.label, call.provider.base_url, error, late=late)
             self._record_outcome(call, fault, outcome.began, redactor)
-            raise _Refused(
+            raise _RequestRejected(
                 call.kind,
                 504 if late else 502,
                 "provider_unreachable",
@@ -388,7 +395,7 @@ class Gateway:
                     and time.monotonic() - recorded_at > RECORD_USAGE_EVERY_S
                 ):
                     recorded_at = time.monotonic()
-                    await outcome.record_usage(_raise_to_minimum(Tokens(), call, counter.minimum))
+                    await outcome.record_usage(_apply_minimum(Tokens(), call, counter.minimum))
             await writer.send_data(redactor.flush())
             complete = True
             if excerpt is None:
@@ -399,7 +406,7 @@ class Gateway:
         finally:
             outcome.tokens, outcome.reported = counter.get_result(), counter.reported
             if outcome.sent:
-                outcome.tokens = _raise_to_minimum(
+                outcome.tokens = _apply_minimum(
                     outcome.tokens, call, 0 if complete and outcome.tokens.known else counter.minimum
                 )
         if excerpt is not None:
@@ -441,7 +448,7 @@ class Gateway:
         except SandyardError as error:
             outcome.error = error.message
             log.error("model_key_unreadable", provider=call.provider.id, reason=error.message)  # noqa: TRY400
-            raise _Refused(
+            raise _RequestRejected(
                 call.kind,
                 500,
                 error.code,
@@ -494,7 +501,8 @@ def _get_cost(call: _Call, tokens: Tokens) -> int | None:
     return compute_cost(call.price, tokens)
 
 
-def _raise_to_minimum(tokens: Tokens, call: _Call, output: int) -> Tokens:
-    """Estimate the usage of a response that broke off or did not report it, so that spending is always limited."""
+def _apply_minimum(tokens: Tokens, call: _Call, output: int) -> Tokens:
+    """Return the usage with at least `output` and an estimated input, so that a response that broke off or did not report its usage is
+    counted too."""
     input_tokens = tokens.input if tokens.input is not None else call.size // BYTES_PER_TOKEN
     return replace(tokens, input=input_tokens, output=max(tokens.output or 0, output))

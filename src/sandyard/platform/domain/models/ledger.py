@@ -13,7 +13,7 @@ from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import NotFoundError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.pacing import take_turn
-from sandyard.kit.text import storable
+from sandyard.kit.text import make_storable
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import ModelCall, Project, Session, Task
 from sandyard.platform.domain.models.model import MAX_TOKENS, MICROS, DailyUsage, Tokens, UsageTotals
@@ -68,7 +68,7 @@ class Ledger:
         """
         minimum = tokens or Tokens()
         now = get_time(self._clock)
-        name = None if model is None else storable(model[:200])
+        name = None if model is None else make_storable(model[:200])
         if name is not None and not configured:
             name = await self._limit_name(name, session, now)
         row = ModelCall(
@@ -150,7 +150,7 @@ class Ledger:
                     cache_read_tokens=tokens.cache_read,
                     cache_write_tokens=tokens.cache_write,
                     cost_micros=cost_micros,
-                    error=None if error is None else storable(error[:MAX_ERROR_LENGTH]),
+                    error=None if error is None else make_storable(error[:MAX_ERROR_LENGTH]),
                     duration_ms=duration_ms,
                 )
             )

@@ -12,7 +12,7 @@ from sandyard.kit import bounded_json
 from sandyard.kit.destinations import PrivateAddressError
 from sandyard.kit.pacing import take_turn
 from sandyard.kit.secret import Secret
-from sandyard.kit.text import storable
+from sandyard.kit.text import make_storable
 from sandyard.platform.db.models import ModelProvider
 from sandyard.platform.domain.models import apis
 from sandyard.platform.domain.models.apis import ModelRequest
@@ -60,7 +60,7 @@ async def check_provider(client: httpx.AsyncClient, provider: ModelProvider, key
                 )
             elif beginning.lstrip()[:1] not in (b"{", b"["):
                 fault = Fault(
-                    Cause.ADDRESS, f"{label} responds, but not with JSON. Check that its address is that of the API."
+                    Cause.ADDRESS, f"{label} responds, but not with JSON. Check that its URL is that of the API."
                 )
             elif model is None:
                 listed = parse_models(beginning)
@@ -69,14 +69,16 @@ async def check_provider(client: httpx.AsyncClient, provider: ModelProvider, key
         fault = classify_error(label, provider.base_url, error, late=late)
     duration_ms = round((time.monotonic() - started) * 1000)
     if fault is not None:
-        detail = storable(redactor.redact(fault.sentence))[:_MAX_DETAIL_LENGTH]
+        detail = make_storable(redactor.redact(fault.sentence))[:_MAX_DETAIL_LENGTH]
         return ProviderTestResult(False, detail, model, duration_ms, cause=fault.cause)
     detail = (
         f"{label} works: the model {model} answered."
         if model
         else _describe_success(label, listed, has_key=key is not None)
     )
-    return ProviderTestResult(True, storable(detail)[:_MAX_DETAIL_LENGTH], model, duration_ms, models=tuple(listed))
+    return ProviderTestResult(
+        True, make_storable(detail)[:_MAX_DETAIL_LENGTH], model, duration_ms, models=tuple(listed)
+    )
 
 
 def _choose_model(provider: ModelProvider) -> str | None:

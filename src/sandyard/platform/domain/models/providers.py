@@ -74,7 +74,7 @@ class Providers:
             raise InvalidInputError("A provider needs a name and an API type (kind), or a preset.")
         address = base_url or DEFAULT_URLS.get(kind)
         if address is None:
-            raise InvalidInputError(f"A provider of the kind {kind.value} needs an address.")
+            raise InvalidInputError(f"A provider with the API type {kind.value} needs a URL (baseUrl).")
         now = get_time(self._clock)
         row = ModelProvider(
             id=ordered_id("prv_"),

@@ -105,8 +105,8 @@ Serve = Callable[[TunnelRequest, ResponseWriter], Awaitable[None]]
 class LineStream(Protocol):
     """The stream of lines that a tunnel uses."""
 
-    def lines(self) -> AsyncIterator[str]: ...
-    def say(self, line: str) -> None: ...
+    def read_lines(self) -> AsyncIterator[str]: ...
+    def send_line(self, line: str) -> None: ...
     async def drain(self) -> None: ...
 
 
@@ -201,7 +201,7 @@ class Tunnel:
         """
         heartbeats = asyncio.get_running_loop().create_task(self._send_heartbeats())
         try:
-            async for line in self._stream.lines():
+            async for line in self._stream.read_lines():
                 try:
                     self._handle_frame(bounded_json.parse(line, largest=_MAX_LINE_BYTES, values=_MAX_LINE_VALUES))
                 except (ValueError, KeyError, TypeError):
@@ -216,7 +216,7 @@ class Tunnel:
         if self._broken:
             return
         frame = {"t": kind, **({} if number is None else {"id": number}), **fields}
-        self._stream.say(json.dumps(frame, separators=(",", ":")))
+        self._stream.send_line(json.dumps(frame, separators=(",", ":")))
 
     async def drain(self) -> None:
         """Wait until the stream can take a long line."""

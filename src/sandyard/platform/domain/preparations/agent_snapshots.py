@@ -220,7 +220,7 @@ class AgentSnapshots:
                 await tx.session.execute(lost.values(snapshot=None, engine_id=None))
 
     async def recover(self) -> None:
-        """At startup, remove the sandboxes in which an earlier process was installing agents."""
+        """Remove the sandboxes in which an earlier process was installing agents. Call it once after a start."""
         for row in await self._list_rows():
             if row.sandbox_id is not None:
                 self._tasks.spawn(self._clean_up(row.id, row.sandbox_id))

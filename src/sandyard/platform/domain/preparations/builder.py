@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol, Unpack
 
 from sandyard.kit.errors import InvalidInputError
-from sandyard.kit.text import storable
+from sandyard.kit.text import make_storable
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Command as CommandRow
 from sandyard.platform.db.models import Project, Sandbox
@@ -88,7 +88,7 @@ class Builder:
             started = await self._start(caller, sandbox, command, new)
             entry: SetupCommand = {
                 "source": command.source,
-                "command": storable(command.command[:MAX_SHOWN]),
+                "command": make_storable(command.command[:MAX_SHOWN]),
                 "commandId": started.id,
                 "exitCode": None,
                 "seconds": 0,
@@ -114,7 +114,7 @@ class Builder:
         except (CommandRefusedError, InvalidInputError) as error:
             raise PreparationFailedError(
                 f"The setup of {command.source} was denied: {error.message} Change it, or change the project's command policy.",
-                {"source": command.source, "command": storable(command.command[:MAX_SHOWN])},
+                {"source": command.source, "command": make_storable(command.command[:MAX_SHOWN])},
             ) from None
 
     async def _require_success(self, row: CommandRow, entry: SetupCommand) -> None:
@@ -135,7 +135,7 @@ class Builder:
         pieces = []
         for stream, total in ((STDOUT, row.stdout_bytes), (STDERR, row.stderr_bytes)):
             data = await self.commands.files.read(row.id, stream, max(0, total - MAX_TAIL // 2), MAX_TAIL // 2)
-            pieces.append(storable(data.decode(errors="replace")).strip())
+            pieces.append(make_storable(data.decode(errors="replace")).strip())
         return "\n".join(piece for piece in pieces if piece)[-MAX_TAIL:]
 
 

@@ -134,7 +134,7 @@ class PreparationCleanup:
                 await self.clean_up(preparation_id, sandbox_id)
         for sandbox_id in orphan_ids:
             await end_sandbox(self._lifecycle, sandbox_id, keep=None)
-            await self._lifecycle.repository.note(sandbox_id, agent_id=None)
+            await self._lifecycle.repository.set_fields(sandbox_id, agent_id=None)
 
 
 async def end_sandbox(lifecycle: Lifecycle, sandbox_id: str, keep: str | None) -> None:

@@ -72,7 +72,11 @@ def _list_unsupported(path: str, config: Mapping[str, Any], template: str) -> It
             )
     features = config.get("features")
     if features:
-        names = ", ".join(str(one)[:100] for one in list(features)[:10]) if isinstance(features, (dict, list)) else "?"
+        names = (
+            ", ".join(str(feature)[:100] for feature in list(features)[:10])
+            if isinstance(features, (dict, list))
+            else "?"
+        )
         yield f"{path}: features were ignored: {names}. Install them in a setup command or in the template."
     ignored = [name for name in _IGNORED_FIELDS if config.get(name)]
     if ignored:
@@ -85,8 +89,8 @@ def _parse_commands(name: str, value: object) -> Iterator[tuple[str, str]]:
     if not isinstance(value, dict):
         yield name, _parse_command(name, value)
         return
-    for label, one in value.items():
-        yield f"{name}.{label[:100]}", _parse_command(f"{name}.{label[:100]}", one)
+    for label, part in value.items():
+        yield f"{name}.{label[:100]}", _parse_command(f"{name}.{label[:100]}", part)
 
 
 def _parse_command(name: str, value: object) -> str:
@@ -116,8 +120,8 @@ def _add_envs(path: str, name: str, value: object, envs: dict[str, str]) -> Iter
         yield f"{path}: {name} is not an object and was ignored."
         return
     ignored = []
-    for key, one in value.items():
-        text = _expand_variables(one) if isinstance(one, str) else None
+    for key, part in value.items():
+        text = _expand_variables(part) if isinstance(part, str) else None
         if text is None or "${" in text or "\0" in text or len(text) > MAX_LENGTH or not _VARIABLE_NAME.fullmatch(key):
             ignored.append(key[:100])
         elif len(envs) < MAX_ENVS:

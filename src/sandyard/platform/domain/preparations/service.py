@@ -20,7 +20,7 @@ from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
-from sandyard.kit.text import storable, storable_json
+from sandyard.kit.text import make_json_storable, make_storable
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Preparation, PreparationStatus, Project, Sandbox
 from sandyard.platform.db.models.task_details import PreparationDetail
@@ -41,7 +41,7 @@ from sandyard.platform.domain.preparations.model import (
 )
 from sandyard.platform.domain.preparations.recipe import PreparationSpec, Recipe
 from sandyard.platform.domain.projects.service import Projects
-from sandyard.platform.domain.repositories.model import no_progress
+from sandyard.platform.domain.repositories.model import ignore_progress
 from sandyard.platform.domain.sandboxes.commands import Commands, StoppingError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import NewSandbox, get_sandbox_event_fields, utc_now
@@ -115,7 +115,7 @@ class Preparations:
         project = await self._projects.get(caller, project.id)
         template = project.template or self._settings.default_template
         await check_template(self._database, caller, template, project.id)
-        base, commit = await self._git.fetch_newest(project, base_branch, no_progress)
+        base, commit = await self._git.fetch_newest(project, base_branch, ignore_progress)
         spec = await recipes.make_spec(self._git, project, base=base, commit=commit, template=template, profile=profile)
         key = spec.key
         lock = self._locks.get(key)
@@ -127,7 +127,7 @@ class Preparations:
                 return self.builds[row.id].row
             if row is not None and row.status == PreparationStatus.READY and await self._has_snapshot(row):
                 return await self._mark_used(row)
-            if row is not None and row.status == PreparationStatus.FAILED and not again and _just_failed(row):
+            if row is not None and row.status == PreparationStatus.FAILED and not again and _has_just_failed(row):
                 raise make_error(row)
             return await self._start_build(caller, project, spec, row)
 
@@ -208,7 +208,7 @@ class Preparations:
         async def report(what: str, **facts: Unpack[PreparationDetail]) -> None:
             await retry_while_database_unavailable(lambda: self._record_progress(row.id, what, facts), "preparation")
 
-        async def installing(snapshot_build: SnapshotBuild) -> None:
+        async def report_installation(snapshot_build: SnapshotBuild) -> None:
             self.builds[row.id].installing = snapshot_build
             await report(f"installing {spec.profile.title} (first time only)")
 
@@ -216,10 +216,12 @@ class Preparations:
         try:
             if old_sandbox_id is not None:
                 await self._cleanup.clean_up(row.id, old_sandbox_id)
-            agent_snapshot = await self.agent_snapshots.ensure(caller.user_id, spec.profile, spec.template, installing)
+            agent_snapshot = await self.agent_snapshots.ensure(
+                caller.user_id, spec.profile, spec.template, report_installation
+            )
             self.builds[row.id].installing = None
             await retry_while_database_unavailable(
-                lambda: self._lifecycle.repository.note(sandbox.id, template=agent_snapshot), "preparation"
+                lambda: self._lifecycle.repository.set_fields(sandbox.id, template=agent_snapshot), "preparation"
             )
             self._lifecycle.provision(sandbox.id)
             snapshot = await self._builder.build(caller, project, sandbox, spec=spec, recipe=recipe, report=report)
@@ -253,7 +255,7 @@ class Preparations:
             row = await tx.session.get(Preparation, preparation_id)
             if row is None:
                 raise _make_not_found(preparation_id)
-            row.detail = storable_json({**row.detail, **facts, "step": what})
+            row.detail = make_json_storable({**row.detail, **facts, "step": what})
             tx.emit("preparation.progress", **get_preparation_event_fields(row), what=what[:200])
         if (build := self.builds.get(preparation_id)) is not None:
             build.step = what
@@ -277,14 +279,14 @@ class Preparations:
         return row
 
     async def _mark_failed(self, preparation_id: str, error: SandyardError) -> None:
-        message = storable(error.message)
+        message = make_storable(error.message)
         async with self._database.transaction() as tx:
             row = await tx.session.get(Preparation, preparation_id)
             if row is None:
                 return
             row.status, row.finished_at = PreparationStatus.FAILED, utc_now()
             row.error, row.error_code = message, error.code
-            row.detail = storable_json({**row.detail, "failure": dict(error.extra)})
+            row.detail = make_json_storable({**row.detail, "failure": dict(error.extra)})
             tx.emit("preparation.failed", **get_preparation_event_fields(row), error=message[:2000], code=error.code)
         log.info("preparation_failed", preparation=preparation_id, code=error.code, reason=message[:500])
 
@@ -336,7 +338,7 @@ class Preparations:
     # maintenance ---------------------------------------------------------------------------------------------------------
 
     async def recover(self) -> None:
-        """After a start: fail preparations of an earlier process and remove their sandboxes."""
+        """Mark the preparations of an earlier process as failed and remove their sandboxes. Call it once after a start."""
         await self.agent_snapshots.recover()
         for preparation_id, sandbox_id in await self._cleanup.fail_interrupted():
             self._tasks.spawn(self._clean_up(preparation_id, sandbox_id))
@@ -358,11 +360,11 @@ def _make_detail(recipe: Recipe) -> PreparationDetail:
         "agentsMd": recipe.agents_md,
         "envs": dict(recipe.envs),
     }
-    stored: PreparationDetail = storable_json(detail)
+    stored: PreparationDetail = make_json_storable(detail)
     return stored
 
 
-def _just_failed(row: Preparation) -> bool:
+def _has_just_failed(row: Preparation) -> bool:
     """Return whether it has just failed because of its setup, and not because of an engine or a remote."""
     failed_by_setup = row.error_code in (PreparationFailedError.code, AgentInstallError.code)
     return failed_by_setup and row.finished_at is not None and utc_now() - row.finished_at < RETRY_AFTER

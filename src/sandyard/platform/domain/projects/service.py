@@ -25,7 +25,7 @@ from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.ids import ordered_id
-from sandyard.kit.text import storable
+from sandyard.kit.text import make_storable
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Attempt, Credential, Project, ProjectMember, Sandbox, Session, User
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
@@ -276,7 +276,7 @@ async def record_connection_error(database: Database, project_id: str, error: st
     """Store why the project's repository could not be used, or None if it could. Idempotent."""
     async with database.transaction() as tx:
         project = await tx.session.get(Project, project_id, with_for_update={"key_share": True})
-        error = None if error is None else storable(error)[:2000]
+        error = None if error is None else make_storable(error)[:2000]
         if project is None or project.connection_error == error:
             return
         project.connection_error = error

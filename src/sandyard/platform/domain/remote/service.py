@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import SandyardError
-from sandyard.kit.text import storable
+from sandyard.kit.text import make_storable
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Checkout, Sandbox
 from sandyard.platform.domain.remote.connections import SshConnections
@@ -120,7 +120,7 @@ class Remotes:
             return Editor(port, f"/?folder={quote(await self._get_folder(row))}")
         if error == "absent":
             raise NoEditorError
-        raise EditorFailedError(f"code-server did not start: {storable(str(error))[:600]}")
+        raise EditorFailedError(f"code-server did not start: {make_storable(str(error))[:600]}")
 
     async def _find_programs(self, row: Sandbox) -> tuple[bool | None, bool | None]:
         """Return whether sshd and code-server are installed."""

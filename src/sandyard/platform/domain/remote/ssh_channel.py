@@ -47,8 +47,8 @@ class NoSshdError(SandyardError):
 class LineStream(Protocol):
     """The stream of lines that a channel uses."""
 
-    def lines(self) -> AsyncIterator[str]: ...
-    def say(self, line: str) -> None: ...
+    def read_lines(self) -> AsyncIterator[str]: ...
+    def send_line(self, line: str) -> None: ...
 
 
 class SshChannel:
@@ -70,7 +70,7 @@ class SshChannel:
         """Serve the connection and return when it has ended; `receive` reports how."""
         heartbeats = asyncio.get_running_loop().create_task(self._send_heartbeats())
         try:
-            async for text in self._stream.lines():
+            async for text in self._stream.read_lines():
                 try:
                     self._handle_line(text)
                 except (ValueError, KeyError, TypeError):
@@ -120,7 +120,7 @@ class SshChannel:
                 return
             piece = data[start : start + CHUNK]
             self._in_flight += len(piece)
-            self._stream.say("=" + base64.b64encode(piece).decode())
+            self._stream.send_line("=" + base64.b64encode(piece).decode())
 
     def finish(self) -> None:
         """Signal the end of input."""
@@ -160,7 +160,7 @@ class SshChannel:
                 raise SshError(f"SSH failed in the sandbox: {str(frame['text'])[:_MAX_REASON_LENGTH]}")
 
     def _send_frame(self, kind: str, **fields: Any) -> None:
-        self._stream.say(json.dumps({"t": kind, **fields}, separators=(",", ":")))
+        self._stream.send_line(json.dumps({"t": kind, **fields}, separators=(",", ":")))
 
     async def _send_heartbeats(self) -> None:
         while True:

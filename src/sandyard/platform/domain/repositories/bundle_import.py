@@ -76,7 +76,7 @@ async def import_bundle(
         missing = set(header.prerequisites) - set(await repository.filter_known(header.prerequisites))
         if missing:
             raise UnsafeBundleError(
-                "The commits from the sandbox are based on commits that the platform has never seen."
+                "The commits from the sandbox are based on commits that the platform does not have."
             )
         try:
             await _index_pack(repository, file, objects, limit)

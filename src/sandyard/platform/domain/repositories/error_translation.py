@@ -122,7 +122,7 @@ def translate_error(stderr: str, action: str) -> SandyardError:
                     append_quote("The remote rejected the push.", extract_server_message(stderr) or summarize(stderr))
                 )
             return kind(sentence)
-    return GitFailedError(append_quote(f"Git could not do this ({action}).", summarize(stderr)))
+    return GitFailedError(append_quote(f"Git failed ({action}).", summarize(stderr)))
 
 
 def extract_server_message(stderr: str) -> str:

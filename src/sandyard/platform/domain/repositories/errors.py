@@ -10,7 +10,7 @@ from sandyard.platform.domain.repositories.model import Conflict
 
 
 class GitFailedError(SandyardError):
-    """Git could not do this."""
+    """The Git command failed."""
 
     code, status = "git_failed", 409
 
@@ -28,7 +28,7 @@ class RepositoryInvalidError(InvalidInputError):
 
 
 class RemoteRefusedError(SandyardError):
-    """The remote rejected the credential: it is missing, expired or revoked, or may not do this. Enter a new one."""
+    """The remote rejected the credential: it is missing, expired, revoked or lacks permission. Enter a new one."""
 
     code, status = "remote_refused", 409
 

@@ -34,7 +34,7 @@ from sandyard.platform.domain.repositories.errors import (
     RepositoryInvalidError,
 )
 from sandyard.platform.domain.repositories.git_environment import create_memory_file, prepare_environment
-from sandyard.platform.domain.repositories.model import Credential, Progress, no_progress
+from sandyard.platform.domain.repositories.model import Credential, Progress, ignore_progress
 from sandyard.platform.domain.repositories.remote import Remote
 
 OUTPUT_LIMIT = 64 << 20
@@ -108,7 +108,7 @@ class Git:
         credential: Credential | None = None,
         remote: Remote | None = None,
         stdin: Stdin = None,
-        progress: Progress = no_progress,
+        progress: Progress = ignore_progress,
         timeout_s: float | None = None,
         limit: int = OUTPUT_LIMIT,
         ok: Container[int] = (0,),

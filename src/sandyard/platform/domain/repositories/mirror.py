@@ -31,7 +31,7 @@ from sandyard.platform.domain.repositories.errors import (
     TooMuchError,
 )
 from sandyard.platform.domain.repositories.git_process import DEFAULT_MEMORY_BYTES, Git
-from sandyard.platform.domain.repositories.model import Credential, Progress, no_progress
+from sandyard.platform.domain.repositories.model import Credential, Progress, ignore_progress
 from sandyard.platform.domain.repositories.push import RemoteConnection, RetryPolicy
 from sandyard.platform.domain.repositories.remote import Remote
 from sandyard.platform.settings import PlatformSettings
@@ -144,7 +144,9 @@ class Mirror(BareRepository):
 
     # the remote -------------------------------------------------------------------------------------------------------
 
-    async def refresh(self, remote: Remote, credential: Credential | None, progress: Progress = no_progress) -> None:
+    async def refresh(
+        self, remote: Remote, credential: Credential | None, progress: Progress = ignore_progress
+    ) -> None:
         """Update the mirror, and create it if it is missing or incomplete.
 
         Branches and tags that were deleted on the remote are deleted here. If nothing has changed, this takes one
@@ -256,7 +258,7 @@ class Mirror(BareRepository):
         *,
         expected: str | None,
         base: str | None = None,
-        progress: Progress = no_progress,
+        progress: Progress = ignore_progress,
     ) -> None:
         """Push a commit and record the remote's new branch position in the mirror. See `push.push`."""
         connection = RemoteConnection(self, remote, credential)
@@ -266,7 +268,7 @@ class Mirror(BareRepository):
         await self.set_ref(ORIGIN + branch, commit)
 
     async def push_tag(
-        self, remote: Remote, credential: Credential | None, name: str, progress: Progress = no_progress
+        self, remote: Remote, credential: Credential | None, name: str, progress: Progress = ignore_progress
     ) -> None:
         """Push the tag that a sandbox stored in `refs/sandyard/tags/<name>`. See `push.push_tag`."""
         tag = (await self.list_refs(OWN_TAGS + name))[OWN_TAGS + name]
@@ -280,7 +282,7 @@ class Mirror(BareRepository):
         """Delete a branch on the remote and in the mirror. See `push.delete_branch`."""
         connection = RemoteConnection(self, remote, credential)
         deleted = await push.delete_branch(
-            connection, branch, expected, progress=no_progress, retry_policy=self._retry_policy
+            connection, branch, expected, progress=ignore_progress, retry_policy=self._retry_policy
         )
         if deleted:
             await self.delete_ref(ORIGIN + branch)

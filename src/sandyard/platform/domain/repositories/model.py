@@ -34,7 +34,7 @@ class Progress(Protocol):
     def __call__(self, what: str, percent: int | None = None) -> None: ...
 
 
-def no_progress(what: str, percent: int | None = None) -> None:
+def ignore_progress(what: str, percent: int | None = None) -> None:
     """Ignore progress reports."""
 
 

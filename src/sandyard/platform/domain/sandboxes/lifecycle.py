@@ -134,7 +134,7 @@ class Lifecycle:
         """Stop all background tasks. Sandboxes and their processes continue."""
         await self.tasks.cancel()
         with contextlib.suppress(SandyardError):
-            await self.repository.note_uses(self.activity.take_unwritten())
+            await self.repository.record_uses(self.activity.take_unwritten())
 
     # creation ---------------------------------------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class Lifecycle:
             row.envs = self.sealer.seal(Secret(json.dumps(dict(wanted.envs))), ENVS, row.id)
         return row
 
-    def carry_envs(self, old: Sandbox, new: Sandbox) -> bytes | None:
+    def reseal_envs(self, old: Sandbox, new: Sandbox) -> bytes | None:
         """Return the environment variables of a sandbox, sealed for the sandbox that replaces it."""
         return None if old.envs is None else self.sealer.seal(self.sealer.open(old.envs, ENVS, old.id), ENVS, new.id)
 
@@ -239,7 +239,7 @@ class Lifecycle:
         self.activity.touch(sandbox_id)
         log.info("sandbox_provisioned", sandbox=sandbox_id, engine_id=engine_id)
         if row.destroy_requested_at is not None:
-            await self.carry_out_destroy(row)
+            await self.complete_destroy(row)
         return row
 
     async def fork(
@@ -261,7 +261,7 @@ class Lifecycle:
         containers, which are those of the original, and with RunningLimitError if the owner may have no more running. If the
         process dies before a copy is recorded, the copy has no row and is ended like any other orphan.
         """
-        rows = [self.draft(owner_id, one) for one in wanted]
+        rows = [self.draft(owner_id, new_sandbox) for new_sandbox in wanted]
         timeout_s, begun = max(row.idle_seconds for row in rows) + self._idle_margin_s, utc_now()
 
         async def copy_on_engine(engine_id: str) -> Sequence[EngineSandbox | SandyardError]:
@@ -562,9 +562,9 @@ class Lifecycle:
             with contextlib.suppress(SandyardError):
                 await asyncio.shield(task)
             row = await self.repository.get(row.id)
-        await self.carry_out_destroy(row, keep_work=keep_work)
+        await self.complete_destroy(row, keep_work=keep_work)
 
-    async def carry_out_destroy(self, row: Sandbox, *, keep_work: bool = True) -> None:
+    async def complete_destroy(self, row: Sandbox, *, keep_work: bool = True) -> None:
         """Delete a sandbox whose deletion is recorded in its row (`destroy_requested_at`). Idempotent."""
         if row.engine_id is not None:
             if keep_work and row.status in (Status.RUNNING, Status.PAUSED):

@@ -190,7 +190,7 @@ class SandboxMaintenance:
     async def check_health(self) -> None:
         """Start checking each running sandbox and extending the engine's timeout of those in use. Resumes nothing."""
         lifecycle = self._lifecycle
-        await lifecycle.repository.note_uses(lifecycle.activity.take_unwritten())
+        await lifecycle.repository.record_uses(lifecycle.activity.take_unwritten())
         for row in await lifecycle.repository.list_with_status(Status.RUNNING):
             if row.engine_id is not None and row.destroy_requested_at is None:
                 self._checking.start(row.id, row.owner_id, partial(self._check_one, row, row.engine_id))
@@ -213,7 +213,7 @@ class SandboxMaintenance:
             await lifecycle.record_pause(row.id)
         else:
             sample = None if usage is None else make_usage_sample(usage)
-            await lifecycle.repository.note(row.id, seen_at=utc_now(), **({"usage": sample} if sample else {}))
+            await lifecycle.repository.set_fields(row.id, seen_at=utc_now(), **({"usage": sample} if sample else {}))
 
     async def pause_idle(self) -> None:
         """Start pausing idle sandboxes."""

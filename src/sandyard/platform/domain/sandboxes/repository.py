@@ -139,12 +139,13 @@ class SandboxRepository:
                 return row
         raise AssertionError
 
-    async def note(self, sandbox_id: str, **facts: Any) -> None:
-        """Store facts about the sandbox without an event or a new version."""
+    async def set_fields(self, sandbox_id: str, **fields: Any) -> None:
+        """Set fields of the row without an event or a new version."""
         async with self._database.transaction() as tx:
-            await tx.session.execute(update(Sandbox).where(Sandbox.id == sandbox_id).values(**facts))
+            await tx.session.execute(update(Sandbox).where(Sandbox.id == sandbox_id).values(**fields))
 
-    async def note_uses(self, uses: dict[str, datetime]) -> None:
+    async def record_uses(self, uses: dict[str, datetime]) -> None:
+        """Store when sandboxes were last used, by their ids."""
         if not uses:
             return
         async with self._database.transaction() as tx:

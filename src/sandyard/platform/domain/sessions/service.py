@@ -216,9 +216,15 @@ class Sessions:
         await self._git.get_checkout(principal, parent.id)
         sessions = [
             _copy_session(
-                row, principal, title=task.title, task_id=task.id, id_=one.session_id, agent=one.agent, model=one.model
+                row,
+                principal,
+                title=task.title,
+                task_id=task.id,
+                id_=copied.session_id,
+                agent=copied.agent,
+                model=copied.model,
             )
-            for one in copies
+            for copied in copies
         ]
         results = await self._fork(principal, parent, sessions, forked_from=row.id)
         return {
@@ -245,7 +251,7 @@ class Sessions:
 
         async def record(tx: Transaction, sandbox: Sandbox) -> None:
             copy = sessions[sandbox.session_id or ""]
-            copy.sandbox_id, sandbox.envs = sandbox.id, self._lifecycle.carry_envs(parent, sandbox)
+            copy.sandbox_id, sandbox.envs = sandbox.id, self._lifecycle.reseal_envs(parent, sandbox)
             tx.add(copy)
             await tx.session.flush()
             tx.add(sandbox)
@@ -461,7 +467,7 @@ class Sessions:
             if old is not None and old.status not in (Status.ERROR, Status.DESTROYED):
                 raise ConflictError(f"Session {row.id} already has a sandbox, which is {old.status}.")
             if old is not None:
-                sandbox.envs = self._lifecycle.carry_envs(old, sandbox)
+                sandbox.envs = self._lifecycle.reseal_envs(old, sandbox)
             known.sandbox_id, known.updated_at, known.archived_at = sandbox.id, utc_now(), None
             tx.add(sandbox)
             tx.emit(

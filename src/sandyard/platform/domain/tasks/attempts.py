@@ -20,7 +20,7 @@ from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
-from sandyard.kit.text import storable
+from sandyard.kit.text import make_storable
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Attempt, Project, Sandbox, Session, Step, Task, Turn
 from sandyard.platform.db.models.task_details import MessageToAgent, RoundInput
@@ -128,10 +128,10 @@ class Attempts:
         defaults = ProjectSettings.of(project).agent if project is not None else AgentSettings()
         default = await find_default_agent(tx.session, project, self._settings)
         found = []
-        for one in task.attempts or [{}]:
-            agent = one.get("agent") or task.agent or default
+        for attempt in task.attempts or [{}]:
+            agent = attempt.get("agent") or task.agent or default
             found.append(
-                (agent, one.get("model") or task.model or (defaults.model if agent == defaults.default else None))
+                (agent, attempt.get("model") or task.model or (defaults.model if agent == defaults.default else None))
             )
         return found
 
@@ -152,9 +152,13 @@ class Attempts:
         is retried with them. If the task now asks for another agent, that agent continues.
         """
         log.info("attempt_sent_back", task=task.id, attempt=attempt.number, automatic=automatic)
-        said: MessageToAgent = {"words": storable(words)[:MAX_PENDING_CHARACTERS], "by": by, "automatic": automatic}
+        said: MessageToAgent = {
+            "words": make_storable(words)[:MAX_PENDING_CHARACTERS],
+            "by": by,
+            "automatic": automatic,
+        }
         if about is not None:
-            said["about"] = storable(about)[:MAX_ABOUT_CHARACTERS]
+            said["about"] = make_storable(about)[:MAX_ABOUT_CHARACTERS]
         if attempt.status in ACTIVE_ATTEMPTS:
             attempt.detail = {**attempt.detail, "pending": [*attempt.detail.get("pending", []), said]}
         elif attempt.status == AttemptStatus.FAILED:
@@ -171,7 +175,7 @@ class Attempts:
         waiting = attempt.detail.get("pending", [])
         return (
             len(waiting) < MAX_PENDING_MESSAGES
-            and sum(len(one["words"]) for one in waiting) + len(words) <= MAX_PENDING_CHARACTERS
+            and sum(len(attempt["words"]) for attempt in waiting) + len(words) <= MAX_PENDING_CHARACTERS
         )
 
     def _queue_next_round(self, tx: Transaction, attempt: Attempt, kind: RoundKind, work: RoundInput) -> None:
@@ -386,7 +390,10 @@ class Attempts:
             if not rows:
                 return [], {}
             projects = await session.scalars(select(Project).where(Project.id.in_({row.project_id for row in rows})))
-            limits = {one.id: _ProjectLimit(one.name, ProjectSettings.of(one).tasks.parallel) for one in projects}
+            limits = {
+                project.id: _ProjectLimit(project.name, ProjectSettings.of(project).tasks.parallel)
+                for project in projects
+            }
             return [row for row in rows if row.project_id in limits], limits
 
     async def _count_working(self) -> Counter[str]:
@@ -428,7 +435,11 @@ class Attempts:
                 set_attempt_status(tx, row, AttemptStatus.CANCELLED)
             else:
                 set_attempt_status(
-                    tx, row, AttemptStatus.FAILED, error=storable(message)[:MAX_PENDING_CHARACTERS], error_code=code
+                    tx,
+                    row,
+                    AttemptStatus.FAILED,
+                    error=make_storable(message)[:MAX_PENDING_CHARACTERS],
+                    error_code=code,
                 )
             if not cancelled and task.status == Column.IN_PROGRESS:
                 await self._update_task_after_failure(tx, task, row)
@@ -471,11 +482,11 @@ def _keep_newest(said: Sequence[MessageToAgent]) -> list[MessageToAgent]:
     """Return the newest messages for one round: at most MAX_PENDING_MESSAGES, with MAX_PENDING_CHARACTERS in total."""
     kept: list[MessageToAgent] = []
     left = MAX_PENDING_CHARACTERS
-    for one in reversed(said[-MAX_PENDING_MESSAGES:]):
-        left -= len(one["words"])
+    for message in reversed(said[-MAX_PENDING_MESSAGES:]):
+        left -= len(message["words"])
         if left < 0 and kept:
             break
-        kept.insert(0, one)
+        kept.insert(0, message)
     return kept
 
 

@@ -430,7 +430,7 @@ def _start_after_cursor(query: Select[Task], cursor: str | None) -> Select[Task]
         return query
     match = _CURSOR.fullmatch(cursor)
     if match is None or abs(int(match[2])) >= 1 << 31:
-        raise InvalidInputError("The cursor does not belong to a list of tasks.")
+        raise InvalidInputError("cursor is invalid: use nextCursor of the previous page.")
     column, position, task_id = int(match[1]), int(match[2]), match[3]
     later = or_(Task.position > position, and_(Task.position == position, Task.id > task_id))
     return query.where(or_(_column_order > column, and_(_column_order == column, later)))

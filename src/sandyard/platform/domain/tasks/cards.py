@@ -58,7 +58,9 @@ class Card:
 
     @property
     def queue_position(self) -> int | None:
-        return min((one.queue_position for one in self.attempts if one.queue_position is not None), default=None)
+        return min(
+            (attempt.queue_position for attempt in self.attempts if attempt.queue_position is not None), default=None
+        )
 
 
 class Cards:
@@ -90,8 +92,8 @@ class Cards:
             by_task, by_session = await _load_pull_requests(session, ids, attempts)
             gathered = await self._build_attempt_cards(session, attempts, by_session, steps=steps)
         by_id: dict[str, list[AttemptCard]] = {}
-        for one in gathered:
-            by_id.setdefault(one.attempt.task_id, []).append(one)
+        for card in gathered:
+            by_id.setdefault(card.attempt.task_id, []).append(card)
         return [
             Card(
                 task=task,

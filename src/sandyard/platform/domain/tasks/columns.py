@@ -157,11 +157,11 @@ async def read_board(
         else:
             matching = totals
             page = await _read_page(session, {column: counts[column] for column in columns}, offset, limit)
-        ids = [one for found in page.values() for one in found]
+        ids = [task_id for found in page.values() for task_id in found]
         rows = {row.id: row for row in await session.scalars(_WITHOUT_DESCRIPTION.where(Task.id.in_(ids)))}
-    gathered = await cards.list_cards([rows[one] for one in ids if one in rows])
+    gathered = await cards.list_cards([rows[task_id] for task_id in ids if task_id in rows])
     by_id = {card.task.id: card for card in gathered}
-    blockers = {one for card in gathered for one in card.blocked_by} - by_id.keys()
+    blockers = {blocker for card in gathered for blocker in card.blocked_by} - by_id.keys()
     return BoardPage(
         columns=[
             ColumnPage(
@@ -169,7 +169,7 @@ async def read_board(
                 total=totals[column],
                 matching=matching[column],
                 failed=failed if column == Column.IN_PROGRESS else 0,
-                cards=[by_id[one] for one in page[column] if one in by_id],
+                cards=[by_id[task_id] for task_id in page[column] if task_id in by_id],
             )
             for column in columns
         ],
@@ -191,17 +191,17 @@ async def _read_page(
 ) -> dict[Column, list[str]]:
     """Return the ids of the tasks on the page, by column and in order."""
     ranges = [
-        one for column, of_column in counts.items() for one in _split_range(column, of_column, offset, offset + limit)
+        part for column, of_column in counts.items() for part in _split_range(column, of_column, offset, offset + limit)
     ]
     found: dict[tuple[str, Column], list[tuple[int, str]]] = {}
     for at in range(0, len(ranges), RANGES_AT_ONCE):
-        query = union_all(*(_select_range(one) for one in ranges[at : at + RANGES_AT_ONCE]))
+        query = union_all(*(_select_range(part) for part in ranges[at : at + RANGES_AT_ONCE]))
         for project_id, status, position, id_ in await session.execute(query):
             found.setdefault((project_id, Column(status)), []).append((position, id_))
     places = [
-        _TaskPlace(id_, one.project_id, one.column, index)
-        for one in ranges
-        for index, (_, id_) in enumerate(sorted(found.get((one.project_id, one.column), ())), one.start)
+        _TaskPlace(id_, part.project_id, part.column, index)
+        for part in ranges
+        for index, (_, id_) in enumerate(sorted(found.get((part.project_id, part.column), ())), part.start)
     ]
     return _group_by_column(places, list(counts))
 
@@ -209,13 +209,20 @@ async def _read_page(
 def _split_range(column: Column, counts: Mapping[str, int], start: int, end: int) -> list[_Range]:
     """Return which tasks of each project are among the tasks `start` to `end` of the whole column."""
     before, until = _compute_shares(counts, start), _compute_shares(counts, end)
-    return [_Range(one, column, before[one], until[one]) for one in sorted(counts) if before[one] < until[one]]
+    return [
+        _Range(project, column, before[project], until[project])
+        for project in sorted(counts)
+        if before[project] < until[project]
+    ]
 
 
 def _compute_shares(counts: Mapping[str, int], number: int) -> dict[str, int]:
     """Return how many of the column's first `number` tasks each project has, if the projects take turns in the order of their ids."""
     rounds = range(max(counts.values(), default=0) + 1)
-    full = bisect_right(rounds, number, key=lambda one: sum(min(count, one) for count in counts.values())) - 1
+    full = (
+        bisect_right(rounds, number, key=lambda round_count: sum(min(count, round_count) for count in counts.values()))
+        - 1
+    )
     shares = {project: min(count, full) for project, count in counts.items()}
     longer = [project for project in sorted(counts) if counts[project] > full]
     for project in longer[: number - sum(shares.values())]:
@@ -233,8 +240,8 @@ def _select_range(wanted: _Range) -> Select[str, str, int, str]:
 def _group_by_column(places: Sequence[_TaskPlace], columns: Sequence[Column]) -> dict[Column, list[str]]:
     """Return the ids in each column: the first task of each project, then the second of each, and so on."""
     found: dict[Column, list[str]] = {column: [] for column in columns}
-    for one in sorted(places, key=lambda one: (one.index, one.project_id)):
-        found[one.column].append(one.id)
+    for place in sorted(places, key=lambda place: (place.index, place.project_id)):
+        found[place.column].append(place.id)
     return found
 
 
@@ -335,9 +342,9 @@ async def _load_facts(session: AsyncSession, seen: ColumnElement[bool]) -> dict[
     for rows in (await session.execute(query)).partitions(_ROWS):
         await take_turn()
         for id_, project, status, agent, wanted, error in rows:
-            agents = {name for one in wanted or [] if (name := one.get("agent"))}
+            agents = {name for attempt in wanted or [] if (name := attempt.get("agent"))}
             found[id_] = _TaskFacts(Column(status), agents, bool(error))
-            takes_default = not wanted or any(not one.get("agent") for one in wanted)
+            takes_default = not wanted or any(not attempt.get("agent") for attempt in wanted)
             if takes_default and (default := agent or defaults.get(project)):
                 chosen[id_] = default
     attempts = select(Attempt.task_id, Attempt.agent, Attempt.status, Attempt.session_id).join(

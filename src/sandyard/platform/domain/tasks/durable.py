@@ -141,7 +141,7 @@ class Durable:
                 load_input=False,
                 load_output=False,
             )
-            ids = [one.workflow_id for one in found]
+            ids = [workflow.workflow_id for workflow in found]
             if ids:
                 await DBOS.delete_workflows_async(ids)
 

@@ -26,7 +26,8 @@ def _validate_branch(name: str) -> str:
 def _make_one_line(title: str) -> str:
     """Make the title one visible line, because it becomes a commit subject, a branch name and a line on a terminal."""
     seen = "".join(
-        " " if unicodedata.category(one) in _CONTROL_CATEGORIES or one in _BIDI_CONTROLS else one for one in title
+        " " if unicodedata.category(character) in _CONTROL_CATEGORIES or character in _BIDI_CONTROLS else character
+        for character in title
     )
     if not (line := " ".join(seen.split())):
         raise ValueError("Must contain a visible character")
@@ -71,10 +72,10 @@ class TaskFields(_FieldsModel):
     def to_columns(self) -> dict[str, Any]:
         """Return the fields by column name."""
         values = self.model_dump(exclude={"attempts", "budget"})
-        attempts = [one.model_dump(by_alias=True) for one in self.attempts]
+        attempts = [attempt.model_dump(by_alias=True) for attempt in self.attempts]
         return {**values, "attempts": attempts, "budget": self.budget.model_dump(by_alias=True, exclude_none=True)}
 
     @property
     def agents(self) -> set[str]:
         """Return every agent that is named."""
-        return {name for name in (self.agent, *(one.agent for one in self.attempts)) if name is not None}
+        return {name for name in (self.agent, *(attempt.agent for attempt in self.attempts)) if name is not None}

@@ -56,17 +56,18 @@ def format_task(task: Task, project: Project, branch: str, *, agents_md: bool) -
 def format_feedback(messages: Sequence[MessageToAgent]) -> list[TextPart]:
     """Return people's messages and failures reported by the forge."""
     return [
-        format_notice(one["words"], "failure") if one.get("automatic") else format_message(one["words"])
-        for one in messages
+        format_notice(message["words"], "failure") if message.get("automatic") else format_message(message["words"])
+        for message in messages
     ]
 
 
 def format_failure(command: str, exit_code: int | None, output: str) -> str:
     ending = "timed out" if exit_code is None else f"ended with exit code {exit_code}"
-    return f"The verify command `{command}` {ending}. Please fix the failures. The end of its output:\n\n{fence(output[-MAX_OUTPUT:])}"
+    block = format_code_block(output[-MAX_OUTPUT:])
+    return f"The verify command `{command}` {ending}. Please fix the failures. The end of its output:\n\n{block}"
 
 
-def fence(text: str) -> str:
+def format_code_block(text: str) -> str:
     """Return the text as a fenced code block, whatever it contains."""
     longest = max((len(run) for run in re.findall("`{3,}", text)), default=2)
     mark = "`" * (longest + 1)

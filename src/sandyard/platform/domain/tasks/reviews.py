@@ -305,7 +305,9 @@ async def _ask_person(tx: Transaction, event: EventView, attempt: Attempt, reaso
     if session is None:
         return
     waiting = [
-        one for one in await list_pending_feedback(tx, session.id) if detail_of(one)["feedback"].get("reason") == reason
+        message
+        for message in await list_pending_feedback(tx, session.id)
+        if detail_of(message)["feedback"].get("reason") == reason
     ]
     if len(waiting) >= MAX_OPEN_QUESTIONS:
         log.warning("feedback_not_asked", attempt=attempt.id, reason=reason)

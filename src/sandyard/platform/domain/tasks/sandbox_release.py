@@ -67,7 +67,7 @@ class SandboxRelease:
             return await session.scalar(query.limit(1)) is not None
 
     async def recover(self) -> None:
-        """After a start, release sandboxes of attempts that ended under an earlier process and were not used since."""
+        """Release the sandboxes of attempts that ended under an earlier process and were not used since. Call it once after a start."""
         final_statuses = (AttemptStatus.CANCELLED, AttemptStatus.MERGED, AttemptStatus.ARCHIVED)
         query = select(Attempt, Sandbox).join(Session, Session.id == Attempt.session_id)
         query = query.join(Sandbox, Sandbox.id == Session.sandbox_id).where(

@@ -20,7 +20,7 @@ from sqlalchemy import select
 from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
-from sandyard.kit.text import storable_json
+from sandyard.kit.text import make_json_storable
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import (
@@ -85,7 +85,9 @@ ENGINE_RETRY_S = 900.0
 """How long the engine may be unavailable before a step gives up."""
 MAX_REFUSALS = 3
 """How often the engine may refuse to create a sandbox: a snapshot may be missing, and then the template in its place."""
-REFUSED_CODES = frozenset(one.code for one in (EngineInvalidError, TemplateNotFoundError, SandboxNotFoundError))
+REFUSED_CODES = frozenset(
+    error_class.code for error_class in (EngineInvalidError, TemplateNotFoundError, SandboxNotFoundError)
+)
 """Error codes of a sandbox that waiting does not help."""
 MAX_RESTARTS = 3
 """How often a sandbox may be restarted during a step, which then continues from its files."""
@@ -206,7 +208,7 @@ class Steps:
         async with self._database.transaction() as tx:
             row = await tx.session.get(Attempt, attempt.id, with_for_update=True)
             if row is not None:
-                row.detail = {**row.detail, "doing": storable_json(shown)}
+                row.detail = {**row.detail, "doing": make_json_storable(shown)}
                 emit_attempt_event(
                     tx, row, "attempt.progress", round=row.round, step=row.step, what=progress.step[:200]
                 )
@@ -700,5 +702,7 @@ def _describe_round(attempt: Attempt) -> str:
     """Return what a later round was asked to do; empty for the first work on the task, which is named after it."""
     if "head" not in attempt.detail:
         return ""
-    said = (commit_messages.summarize(one.get("about") or one["words"]) for one in attempt.work.get("said", ()))
+    said = (
+        commit_messages.summarize(message.get("about") or message["words"]) for message in attempt.work.get("said", ())
+    )
     return next((line for line in said if line), "")

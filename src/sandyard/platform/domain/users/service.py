@@ -138,7 +138,8 @@ class Users(Authentication):
             stored = (await _load(session, caller.user_id)).password
             if stored is None and await _get_token_expiry(session, caller) is not None:
                 raise ForbiddenError(
-                    "Your token expires, and a password does not. Use a token without an expiry, or ask an administrator to set a password."
+                    "A token that expires cannot set a password, because the password would not expire. "
+                    "Use a token without an expiry, or ask an administrator to set a password."
                 )
         if stored is not None and not await self._check_password(current or "", stored):
             raise WrongPasswordError
@@ -164,7 +165,7 @@ class Users(Authentication):
         A caller that uses an expiring token, or a login made with one, gets a token that expires with it or earlier.
         """
         if expires_at is not None and expires_at <= get_time(self._clock):
-            raise InvalidInputError("expiresAt is in the past.")
+            raise InvalidInputError("expiresAt is in the past. Set a later time.")
         async with self._database.transaction() as tx:
             # the lock makes an update that disables the user wait, so that it revokes this token too
             user = await tx.session.get(User, caller.user_id, with_for_update={"key_share": True})
@@ -173,7 +174,7 @@ class Users(Authentication):
             latest = await _get_token_expiry(tx.session, caller)
             if latest is not None and expires_at is not None and expires_at > latest:
                 raise InvalidInputError(
-                    f"expiresAt is later than {latest:%Y-%m-%dT%H:%M:%SZ}, when the token expires that you use now. Set an earlier time, "
+                    f"expiresAt must not be later than {latest:%Y-%m-%dT%H:%M:%SZ}, when your current token expires. Set an earlier time, "
                     "or sign in with your password."
                 )
             return self._add_token(tx, caller.user_id, name, expires_at or latest)

@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.integration.platform.domain.agents.harness import AgentHarness, open_harness
-from tests.integration.platform.domain.sandboxes.yard import Yard
+from tests.integration.platform.domain.sandboxes.platform_harness import PlatformHarness
 
 
 @pytest.fixture
-async def harness(yard: Yard) -> AsyncIterator[AgentHarness]:
-    async with open_harness(yard) as opened:
+async def harness(platform: PlatformHarness) -> AsyncIterator[AgentHarness]:
+    async with open_harness(platform) as opened:
         yield opened

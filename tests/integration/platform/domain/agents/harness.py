@@ -25,7 +25,7 @@ from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.sandboxes.command_output import STDOUT
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
 from sandyard.platform.domain.sandboxes.model import Status
-from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard
+from tests.integration.platform.domain.sandboxes.platform_harness import DEADLINE, PlatformHarness
 from tests.unit.platform.world import ROOT
 
 AGENT = "/home/user/.acting/agent.py"
@@ -114,14 +114,14 @@ async def _install(*_: Any) -> bool:
 
 @dataclass
 class AgentHarness:
-    yard: Yard
+    platform: PlatformHarness
     agents: FakeAgents = field(default_factory=FakeAgents)
     models: FakeModels = field(default_factory=FakeModels)
     turns: AgentTurns = field(init=False)
     asks: Asks = field(init=False)
 
     def open(self) -> None:
-        services = self.yard.services
+        services = self.platform.services
         self.turns = AgentTurns(
             services.database,
             services.lifecycle,
@@ -130,7 +130,7 @@ class AgentHarness:
             agents=self.agents,
             models=self.models,
             settings=services.settings,
-            clock=self.yard.clock,
+            clock=self.platform.clock,
             install=_install,
         )
         services.lifecycle.before_pause.append(self.turns.before_pause)
@@ -146,11 +146,15 @@ class AgentHarness:
         await self.turns.recover()
 
     async def create_session(self, **wanted: Any) -> Session:
-        row, _ = await self.yard.services.sessions.create(self.yard.owner, title="acting", agent="acting", **wanted)
+        row, _ = await self.platform.services.sessions.create(
+            self.platform.owner, title="acting", agent="acting", **wanted
+        )
         return row
 
     async def prompt(self, row: Session, *lines: str, **options: Any) -> Turn:
-        return await self.turns.prompt(self.yard.owner, row.id, [{"type": "text", "text": "\n".join(lines)}], **options)
+        return await self.turns.prompt(
+            self.platform.owner, row.id, [{"type": "text", "text": "\n".join(lines)}], **options
+        )
 
     async def wait_for_turn(self, turn: Turn) -> Turn:
         async with asyncio.timeout(DEADLINE):
@@ -160,7 +164,7 @@ class AgentHarness:
         return await self.wait_for_turn(await self.prompt(row, *lines, **options))
 
     async def parts(self, turn: Turn, role: str = "agent") -> list[dict[str, Any]]:
-        async with self.yard.services.database.reading() as session:
+        async with self.platform.services.database.reading() as session:
             query = select(Message).where(Message.turn_id == turn.id, Message.role == role).order_by(Message.id)
             return [row.parts[0] for row in await session.scalars(query)]
 
@@ -168,17 +172,17 @@ class AgentHarness:
         return "".join(part["text"] for part in await self.parts(turn) if part["type"] == "text")
 
     async def runs(self, row: Session) -> list[AgentRun]:
-        async with self.yard.services.database.reading() as session:
+        async with self.platform.services.database.reading() as session:
             query = select(AgentRun).where(AgentRun.session_id == row.id).order_by(AgentRun.id)
             return list(await session.scalars(query))
 
     async def find_pending_ask(self, row: Session) -> Ask | None:
-        found = await self.asks.list(self.yard.owner, PageRequest(), session_id=row.id, status="pending")  # type: ignore[arg-type]
+        found = await self.asks.list(self.platform.owner, PageRequest(), session_id=row.id, status="pending")  # type: ignore[arg-type]
         return found.items[0] if found.items else None
 
     async def read_raw_text(self, run: AgentRun) -> str:
         """Return all text in the stored raw output of the run, and check that every byte of it was consumed."""
-        raw = await self.yard.services.commands.files.read(run.id, STDOUT, 0, 1 << 30)
+        raw = await self.platform.services.commands.files.read(run.id, STDOUT, 0, 1 << 30)
         assert len(raw) == run.consumed
         lines = [json.loads(line) for line in raw.splitlines() if line.startswith(b"{")]
         updates = [line["params"]["update"] for line in lines if line.get("method") == "session/update"]
@@ -186,10 +190,10 @@ class AgentHarness:
 
 
 @contextlib.asynccontextmanager
-async def open_harness(yard: Yard) -> AsyncIterator[AgentHarness]:
+async def open_harness(platform: PlatformHarness) -> AsyncIterator[AgentHarness]:
     # FakeAgents runs it, but a session is created only with an agent that exists
-    await yard.services.agents.create(ROOT, ScriptedProfile.name, None, Definition(argv=["python3", AGENT]))
-    harness = AgentHarness(yard)
+    await platform.services.agents.create(ROOT, ScriptedProfile.name, None, Definition(argv=["python3", AGENT]))
+    harness = AgentHarness(platform)
     harness.open()
     try:
         yield harness

@@ -17,12 +17,12 @@ from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.sandboxes.model import Status
 from tests.integration.platform.domain.agents.harness import AgentHarness, ScriptedProfile
-from tests.integration.platform.domain.sandboxes.yard import until
+from tests.integration.platform.domain.sandboxes.platform_harness import until
 
 
 async def create_session_with(harness: AgentHarness, agent: dict[str, Any]) -> Session:
     """Create a session of a project with these agent settings."""
-    project_id = await harness.yard.project(harness.yard.owner, agent=agent)
+    project_id = await harness.platform.project(harness.platform.owner, agent=agent)
     return await harness.create_session(project_id=project_id)
 
 
@@ -32,11 +32,11 @@ async def wait_for_ask(harness: AgentHarness, row: Session) -> Ask:
 
 
 async def get_turn_status(harness: AgentHarness, turn: Turn) -> str:
-    return (await harness.turns.get(harness.yard.owner, turn.id)).status
+    return (await harness.turns.get(harness.platform.owner, turn.id)).status
 
 
 async def list_decisions(harness: AgentHarness) -> list[tuple[str | None, str, str]]:
-    async with harness.yard.services.database.reading() as session:
+    async with harness.platform.services.database.reading() as session:
         found = await session.scalars(select(Audit).where(Audit.action == "ask.decided").order_by(Audit.seq))
         return [(entry.user_name, entry.means or "", entry.detail["title"]) for entry in found]
 
@@ -51,26 +51,26 @@ async def test_the_policy_decides_immediately(harness: AgentHarness) -> None:
         "make test",
         "rm -rf /",
     ]
-    assert await harness.yard.list_event_kinds(prefix="ask.") == ["ask.answered"] * 2
+    assert await harness.platform.list_event_kinds(prefix="ask.") == ["ask.answered"] * 2
 
 
 async def test_a_denied_request_is_reported_and_can_be_allowed_by_the_project_owner(harness: AgentHarness) -> None:
-    yard, member = harness.yard, await harness.yard.person("member")
-    project_id = await yard.project(yard.owner, member, agent={"permissions": {"deny": ["rm -rf", "dd"]}})
+    platform, member = harness.platform, await harness.platform.person("member")
+    project_id = await platform.project(platform.owner, member, agent={"permissions": {"deny": ["rm -rf", "dd"]}})
     row = await harness.create_session(project_id=project_id)
     turn = await harness.run_turn(row, "ask execute make", "ask execute rm -rf /", "quit")
     assert (turn.status, turn.error_code) == ("failed", "permission_refused")
     assert "“rm -rf /”" in (turn.error or "")
     assert "denies what matches 'rm -rf'" in (turn.error or "")
-    found = (await harness.asks.list(yard.owner, PageRequest(), session_id=row.id)).items
+    found = (await harness.asks.list(platform.owner, PageRequest(), session_id=row.id)).items
     allowed, denied = sorted(found, key=lambda ask: ask.title)
     with pytest.raises(NotFoundError):
-        await harness.asks.allow(await yard.person("stranger"), denied.id)
+        await harness.asks.allow(await platform.person("stranger"), denied.id)
     with pytest.raises(ConflictError):
-        await harness.asks.allow(yard.owner, allowed.id)
-    await harness.asks.allow(yard.owner, denied.id)
-    assert (await harness.asks.allow(yard.owner, denied.id)).decided_by == "overruled"
-    resumed = await harness.turns.resume_allowed(yard.owner, row.id, [denied.title])
+        await harness.asks.allow(platform.owner, allowed.id)
+    await harness.asks.allow(platform.owner, denied.id)
+    assert (await harness.asks.allow(platform.owner, denied.id)).decided_by == "overruled"
+    resumed = await harness.turns.resume_allowed(platform.owner, row.id, [denied.title])
     assert resumed is not None
     await harness.wait_for_turn(resumed)
     assert "are allowed to do this now:\n- rm -rf /" in (await harness.parts(resumed, "user"))[0]["text"]
@@ -80,7 +80,9 @@ async def test_a_denied_request_is_reported_and_can_be_allowed_by_the_project_ow
         await harness.run_turn(await harness.create_session(project_id=project_id), "ask execute rm -rf /")
     )
     assert '"no-1"' in other, "another session is still denied"
-    member_session, _ = await yard.services.sessions.create(member, title="mine", agent="acting", project_id=project_id)
+    member_session, _ = await platform.services.sessions.create(
+        member, title="mine", agent="acting", project_id=project_id
+    )
     prompt = [{"type": "text", "text": "ask execute rm -rf /"}]
     await harness.wait_for_turn(await harness.turns.prompt(member, member_session.id, prompt))
     (member_ask,) = (await harness.asks.list(member, PageRequest(), session_id=member_session.id)).items
@@ -94,16 +96,16 @@ async def test_the_message_of_a_rejection_becomes_the_next_prompt(harness: Agent
     turn = await harness.prompt(row, "ask execute make", "quit")
     ask = await wait_for_ask(harness, row)
     with pytest.raises(InvalidInputError):
-        await harness.asks.answer(harness.yard.owner, ask.id, decision="allow", message="say 1")
-    await harness.asks.answer(harness.yard.owner, ask.id, option_id="no-1", message="say 1")
+        await harness.asks.answer(harness.platform.owner, ask.id, decision="allow", message="say 1")
+    await harness.asks.answer(harness.platform.owner, ask.id, option_id="no-1", message="say 1")
     turn = await harness.wait_for_turn(turn)
     assert (turn.status, turn.error, turn.error_code) == ("cancelled", None, None)
-    newest = (await harness.turns.list(harness.yard.owner, row.id, PageRequest())).items[0]
+    newest = (await harness.turns.list(harness.platform.owner, row.id, PageRequest())).items[0]
     assert newest.id != turn.id
     assert (await harness.wait_for_turn(newest)).status == "completed"
     assert [part["text"] for part in await harness.parts(newest, "user")] == ["say 1"]
     without_message = await harness.prompt(row, "ask execute make", "quit")
-    await harness.asks.answer(harness.yard.owner, (await wait_for_ask(harness, row)).id, decision="reject")
+    await harness.asks.answer(harness.platform.owner, (await wait_for_ask(harness, row)).id, decision="reject")
     without_message = await harness.wait_for_turn(without_message)
     assert (without_message.status, without_message.error_code) == ("failed", "agent_gave_up")
     assert "agent.permissions" not in (without_message.error or "")
@@ -122,7 +124,7 @@ async def test_allow_always_is_not_offered_with_a_deny_list(harness: AgentHarnes
     turn = await harness.prompt(row, "ask execute make")
     ask = await wait_for_ask(harness, row)
     assert [one["kind"] for one in ask.detail["options"]] == ["allow_once", "reject_once"]
-    await harness.asks.answer(harness.yard.owner, ask.id, decision="allow_always")
+    await harness.asks.answer(harness.platform.owner, ask.id, decision="allow_always")
     await harness.wait_for_turn(turn)
     assert '"optionId": "yes-1"' in await harness.text(turn)
 
@@ -131,7 +133,7 @@ async def test_a_stricter_policy_restarts_the_agent_in_a_mode_that_asks(harness:
     harness.agents.current_profile = ScriptedProfile(modes=("code", "plan"), unasked_modes=("code",))
     row = await create_session_with(harness, {})
     await harness.run_turn(row, "say 1", mode="code")
-    async with harness.yard.services.database.transaction() as tx:
+    async with harness.platform.services.database.transaction() as tx:
         project = await tx.session.get(Project, row.project_id)
         assert project is not None
         project.settings = {**project.settings, "agent": {"permissions": {"deny": ["README"]}}}
@@ -146,29 +148,29 @@ async def test_an_answer_resumes_a_paused_sandbox(harness: AgentHarness) -> None
     turn = await harness.prompt(row, "ask read a file", "ask execute make", "form")
     ask = await wait_for_ask(harness, row)
     assert (ask.title, ask.kind, await get_turn_status(harness, turn)) == ("make", "permission", "waiting")
-    sandbox = await harness.yard.services.lifecycle.repository.get(row.sandbox_id or "")
-    assert harness.yard.services.lifecycle.activity.idle_for(sandbox.id) >= 0
-    await harness.yard.services.lifecycle.pause(sandbox)
+    sandbox = await harness.platform.services.lifecycle.repository.get(row.sandbox_id or "")
+    assert harness.platform.services.lifecycle.activity.idle_for(sandbox.id) >= 0
+    await harness.platform.services.lifecycle.pause(sandbox)
     await harness.crash_and_recover()
-    stranger = await harness.yard.person("stranger")
+    stranger = await harness.platform.person("stranger")
     with pytest.raises(NotFoundError):
         await harness.asks.answer(stranger, ask.id, decision="allow")
     with pytest.raises(InvalidInputError):
-        await harness.asks.answer(harness.yard.owner, ask.id, option_id="nonsense")
-    await harness.asks.answer(harness.yard.owner, ask.id, decision="allow")
+        await harness.asks.answer(harness.platform.owner, ask.id, option_id="nonsense")
+    await harness.asks.answer(harness.platform.owner, ask.id, decision="allow")
     with pytest.raises(AskOverError):
-        await harness.asks.answer(harness.yard.owner, ask.id, decision="reject")
+        await harness.asks.answer(harness.platform.owner, ask.id, decision="reject")
 
     async def find_question() -> Ask | None:
         found = await harness.find_pending_ask(row)
         return found if found is not None and found.kind == "question" else None
 
     form: Ask = await until(find_question, "the form is pending")
-    assert (await harness.yard.reload(sandbox)).status == Status.RUNNING
+    assert (await harness.platform.reload(sandbox)).status == Status.RUNNING
     assert form.title == "Your name?"
     with pytest.raises(InvalidInputError):
-        await harness.asks.answer(harness.yard.owner, form.id, decision="allow")
-    await harness.asks.answer(harness.yard.owner, form.id, content={"name": "Ada"})
+        await harness.asks.answer(harness.platform.owner, form.id, decision="allow")
+    await harness.asks.answer(harness.platform.owner, form.id, content={"name": "Ada"})
     turn = await harness.wait_for_turn(turn)
     assert '"content": {"name": "Ada"}' in await harness.text(turn)
     assert [by for by, _, _ in await list_decisions(harness)] == [None, "owner", "owner"]
@@ -178,7 +180,7 @@ async def test_unanswered_requests_are_declined_at_the_timeout(harness: AgentHar
     row = await create_session_with(harness, {"permissions": {"mode": "ask", "timeout_seconds": 60}})
     turn = await harness.prompt(row, "ask read a file", "form")
     await wait_for_ask(harness, row)
-    harness.yard.clock.advance(61)  # it stays ahead, so the form that follows times out as soon as it exists
+    harness.platform.clock.advance(61)  # it stays ahead, so the form that follows times out as soon as it exists
     turn = await harness.wait_for_turn(turn)
     text = await harness.text(turn)
     assert '"optionId": "no-1"' in text
@@ -190,11 +192,11 @@ async def test_cancelling_a_turn_cancels_its_request(harness: AgentHarness) -> N
     row = await create_session_with(harness, {"permissions": {"mode": "ask"}})
     turn = await harness.prompt(row, "ask read a file")
     ask = await wait_for_ask(harness, row)
-    await harness.turns.cancel(harness.yard.owner, turn.id)
+    await harness.turns.cancel(harness.platform.owner, turn.id)
     turn = await harness.wait_for_turn(turn)
     assert turn.status == "cancelled"
     assert '{"outcome": {"outcome": "cancelled"}}' in await harness.text(turn)
-    assert (await harness.asks.get(harness.yard.owner, ask.id)).status == "cancelled"
+    assert (await harness.asks.get(harness.platform.owner, ask.id)).status == "cancelled"
 
 
 @pytest.mark.parametrize("when", ["show", "wake", "ask", "stop"])
@@ -204,17 +206,17 @@ async def test_a_stuck_agent_is_handled_as_configured(harness: AgentHarness, whe
     await until(lambda: harness.parts(turn), "the agent writes output")
 
     async def is_stuck() -> bool:
-        harness.yard.clock.advance(20)
-        return "turn.stuck" in await harness.yard.list_event_kinds(prefix="turn.")
+        harness.platform.clock.advance(20)
+        return "turn.stuck" in await harness.platform.list_event_kinds(prefix="turn.")
 
     await until(is_stuck, "the agent is reported as stuck")
     if when == "show":
-        assert (await harness.turns.get(harness.yard.owner, turn.id)).stuck_at is not None
-        await harness.turns.cancel(harness.yard.owner, turn.id)
+        assert (await harness.turns.get(harness.platform.owner, turn.id)).stuck_at is not None
+        await harness.turns.cancel(harness.platform.owner, turn.id)
     elif when == "ask":
         ask = await wait_for_ask(harness, row)
         assert await get_turn_status(harness, turn) == "waiting"
-        await harness.asks.answer(harness.yard.owner, ask.id, option_id="stop")
+        await harness.asks.answer(harness.platform.owner, ask.id, option_id="stop")
     turn = await harness.wait_for_turn(turn)
     assert turn.status == ("completed" if when == "wake" else "cancelled")
 
@@ -226,7 +228,7 @@ async def test_the_question_about_a_stuck_agent_is_cancelled_when_it_continues(h
     await until(lambda: harness.parts(turn), "the agent writes output")
 
     async def find_stuck_ask() -> Ask | None:
-        harness.yard.clock.advance(20)
+        harness.platform.clock.advance(20)
         return await harness.find_pending_ask(row)
 
     ask = await until(find_stuck_ask, "a request is pending")
@@ -236,8 +238,8 @@ async def test_the_question_about_a_stuck_agent_is_cancelled_when_it_continues(h
         return await get_turn_status(harness, turn) == "running"
 
     await until(is_running, "the turn continues")
-    assert (await harness.asks.get(harness.yard.owner, ask.id)).status == "cancelled"
-    await harness.turns.cancel(harness.yard.owner, turn.id)
+    assert (await harness.asks.get(harness.platform.owner, ask.id)).status == "cancelled"
+    await harness.turns.cancel(harness.platform.owner, turn.id)
     assert (await harness.wait_for_turn(turn)).status == "cancelled"
 
 
@@ -250,8 +252,8 @@ async def test_a_stuck_agent_that_ignores_cancellation_is_replaced_once(
     await until(lambda: harness.parts(turn), "the agent writes output")
 
     async def is_stuck() -> bool:
-        harness.yard.clock.advance(20)
-        return "turn.stuck" in await harness.yard.list_event_kinds(prefix="turn.")
+        harness.platform.clock.advance(20)
+        return "turn.stuck" in await harness.platform.list_event_kinds(prefix="turn.")
 
     await until(is_stuck, "the agent is reported as stuck")
     assert (await harness.wait_for_turn(turn)).status == "completed"
@@ -266,7 +268,7 @@ async def test_an_answer_is_delivered_without_a_notification(
     turn = await harness.prompt(row, "ask execute make")
     ask = await wait_for_ask(harness, row)
     monkeypatch.setattr(harness.turns, "nudge", lambda _: None)
-    await harness.asks.answer(harness.yard.owner, ask.id, decision="allow")
+    await harness.asks.answer(harness.platform.owner, ask.id, decision="allow")
     assert (await harness.wait_for_turn(turn)).status == "completed"
 
 
@@ -275,12 +277,12 @@ async def test_the_model_is_attached_again_when_the_sandbox_resumes_after_a_rest
     row = await create_session_with(harness, {"permissions": {"mode": "ask"}})
     turn = await harness.prompt(row, "ask execute make")
     ask = await wait_for_ask(harness, row)
-    sandbox = await harness.yard.services.lifecycle.repository.get(row.sandbox_id or "")
-    await harness.yard.services.lifecycle.pause(sandbox)
+    sandbox = await harness.platform.services.lifecycle.repository.get(row.sandbox_id or "")
+    await harness.platform.services.lifecycle.pause(sandbox)
     await harness.crash_and_recover()
     harness.models.attached = 0
     await asyncio.sleep(0.5)
     assert harness.models.attached == 0, "the sandbox stays paused"
-    await harness.asks.answer(harness.yard.owner, ask.id, decision="allow")
+    await harness.asks.answer(harness.platform.owner, ask.id, decision="allow")
     assert (await harness.wait_for_turn(turn)).status == "completed"
     assert harness.models.attached == 1

@@ -15,7 +15,7 @@ from sandyard.platform.domain.agents.profiles.demo import DEMO
 from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchRequest, Profile
 from sandyard.platform.domain.sandboxes.e2b import EngineError, SandboxEngine
 from sandyard.platform.settings import PlatformSettings
-from tests.integration.platform.domain.sandboxes.yard import Yard
+from tests.integration.platform.domain.sandboxes.platform_harness import PlatformHarness
 
 HOME = "/home/user"
 
@@ -37,9 +37,9 @@ class InstallTarget:
 
 
 @pytest.fixture
-async def target(yard: Yard) -> AsyncIterator[InstallTarget]:
-    row = await yard.create_sandbox()
-    yield InstallTarget(yard.services.engine, await yard.services.lifecycle.ensure_running(row), [])
+async def target(platform: PlatformHarness) -> AsyncIterator[InstallTarget]:
+    row = await platform.create_sandbox()
+    yield InstallTarget(platform.services.engine, await platform.services.lifecycle.ensure_running(row), [])
 
 
 def create_profile(script: str, check: str = "test -e ~/there", timeout_s: float = 60) -> BuiltInProfile:

@@ -40,12 +40,12 @@ def strip_recording(entry: dict[str, Any], run: AgentRun) -> dict[str, Any]:
 
 async def test_servers_are_passed_to_the_session_and_follow_changes(harness: AgentHarness) -> None:
     """When the project gets a server, the agent is restarted before its next turn and continues its session."""
-    services = harness.yard.services
+    services = harness.platform.services
     harness.agents.current_profile = ScriptedProfile(argv=("python3", AGENT, "--loads", "--http"))
-    project_id = await harness.yard.project(harness.yard.owner)
+    project_id = await harness.platform.project(harness.platform.owner)
     row = await harness.create_session(project_id=project_id)
     assert await get_given_servers(harness, row) == ["session/new", []]
-    await services.mcp_servers.create(harness.yard.owner, project_id, COMMAND)
+    await services.mcp_servers.create(harness.platform.owner, project_id, COMMAND)
     assert await get_given_servers(harness, row) == ["session/load", [INSIDE]]
     assert harness.models.reached == 0, "a command needs no tunnel"
     outside = await services.mcp_servers.create(ROOT, project_id, URL)
@@ -70,9 +70,9 @@ async def test_servers_are_passed_to_the_session_and_follow_changes(harness: Age
 
 
 async def test_a_server_with_a_url_is_left_out_for_an_agent_that_takes_none(harness: AgentHarness) -> None:
-    services = harness.yard.services
-    project_id = await harness.yard.project(harness.yard.owner)
-    await services.mcp_servers.create(harness.yard.owner, project_id, COMMAND)
+    services = harness.platform.services
+    project_id = await harness.platform.project(harness.platform.owner)
+    await services.mcp_servers.create(harness.platform.owner, project_id, COMMAND)
     await services.mcp_servers.create(ROOT, project_id, URL)
     row = await harness.create_session(project_id=project_id)
     assert await get_given_servers(harness, row) == ["session/new", [INSIDE]]
@@ -84,13 +84,13 @@ async def test_a_server_with_a_url_is_left_out_for_an_agent_that_takes_none(harn
 
 async def test_a_server_command_missing_in_the_sandbox_is_reported(harness: AgentHarness) -> None:
     """The command is looked up with the PATH of the server's own environment, in the folder where the agent works."""
-    services = harness.yard.services
-    project_id = await harness.yard.project(harness.yard.owner)
+    services = harness.platform.services
+    project_id = await harness.platform.project(harness.platform.owner)
     present = McpServerDraft(name="there", command="cat", env={"PATH": "/usr/bin:/bin"})
     for wanted in (COMMAND, present, replace(present, name="elsewhere", env={"PATH": "/nowhere"})):
-        await services.mcp_servers.create(harness.yard.owner, project_id, wanted)
+        await services.mcp_servers.create(harness.platform.owner, project_id, wanted)
     await services.mcp_servers.create(
-        harness.yard.owner, project_id, McpServerDraft(name="gone", command="no-such-program")
+        harness.platform.owner, project_id, McpServerDraft(name="gone", command="no-such-program")
     )
     row = await harness.create_session(project_id=project_id)
     turn = await harness.run_turn(row, "mcp")
@@ -108,12 +108,12 @@ async def test_a_server_command_missing_in_the_sandbox_is_reported(harness: Agen
 
 async def test_the_reason_why_a_server_exits_is_reported(harness: AgentHarness) -> None:
     """The agent ignores the server's standard error. Values of the server's environment are not shown."""
-    services = harness.yard.services
-    project_id = await harness.yard.project(harness.yard.owner)
+    services = harness.platform.services
+    project_id = await harness.platform.project(harness.platform.owner)
     script = 'printf "\\033[31mno access\\033[0m with $TOKEN\\n" >&2; exit 3'
     broken = McpServerDraft(name="broken", command="sh", args=["-c", script], env={"TOKEN": "sk-0123456789"})
     for wanted in (broken, McpServerDraft(name="working", command="cat")):
-        await services.mcp_servers.create(harness.yard.owner, project_id, wanted)
+        await services.mcp_servers.create(harness.platform.owner, project_id, wanted)
     row = await harness.create_session(project_id=project_id)
     turn = await harness.run_turn(row, "use broken", "use working")
     assert await harness.text(turn) == "broken: '' working: 'hello\\n' "

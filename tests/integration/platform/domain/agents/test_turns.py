@@ -21,7 +21,7 @@ from sandyard.platform.domain.models.model import OverBudgetError
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.sandboxes.command_output import STDOUT
 from tests.integration.platform.domain.agents.harness import AGENT, AgentHarness, ScriptedProfile
-from tests.integration.platform.domain.sandboxes.yard import DEADLINE, until
+from tests.integration.platform.domain.sandboxes.platform_harness import DEADLINE, until
 
 MANY = 400
 NUMBERS = "".join(f"{number} " for number in range(1, MANY + 1))
@@ -41,7 +41,7 @@ async def test_the_output_of_a_turn_is_stored_as_messages(harness: AgentHarness)
     again = await harness.run_turn(row, "say 2")
     assert await harness.text(again) == "1 2 "
     assert len(await harness.runs(row)) == 1
-    kinds = await harness.yard.list_event_kinds(prefix="turn.")
+    kinds = await harness.platform.list_event_kinds(prefix="turn.")
     assert kinds == ["turn.queued", "turn.started", "turn.completed"] * 2
 
 
@@ -85,19 +85,19 @@ async def test_running_and_queued_turns_can_be_cancelled(harness: AgentHarness) 
         return len(await harness.parts(running)) == 2
 
     await until(has_begun, "the agent writes output")
-    await harness.turns.cancel(harness.yard.owner, queued.id)
-    await harness.turns.cancel(harness.yard.owner, running.id)
+    await harness.turns.cancel(harness.platform.owner, queued.id)
+    await harness.turns.cancel(harness.platform.owner, running.id)
     running, queued = await harness.wait_for_turn(running), await harness.wait_for_turn(queued)
     assert (running.status, running.stop_reason) == ("cancelled", "cancelled")
     assert [part.get("status") for part in await harness.parts(running)] == ["cancelled", None], (
         "its tool call is cancelled too"
     )
     assert (queued.status, queued.started_at) == ("cancelled", None)
-    again = await harness.turns.retry(harness.yard.owner, queued.id)
+    again = await harness.turns.retry(harness.platform.owner, queued.id)
     assert await harness.text(await harness.wait_for_turn(again)) == "1 2 "
     assert len(await harness.runs(row)) == 1
     with pytest.raises(NotFoundError):
-        await harness.turns.cancel(await harness.yard.person("stranger"), running.id)
+        await harness.turns.cancel(await harness.platform.person("stranger"), running.id)
 
 
 async def test_an_agent_that_ignores_cancellation_is_ended(
@@ -107,7 +107,7 @@ async def test_an_agent_that_ignores_cancellation_is_ended(
     row = await harness.create_session()
     turn = await harness.prompt(row, "say 1", "deaf")
     await until(lambda: harness.parts(turn), "the agent writes output")
-    await harness.turns.cancel(harness.yard.owner, turn.id)
+    await harness.turns.cancel(harness.platform.owner, turn.id)
     assert (await harness.wait_for_turn(turn)).status == "cancelled"
     after = await harness.run_turn(row, "say 2")
     assert (after.status, await harness.text(after)) == ("completed", "1 2 ")
@@ -140,13 +140,13 @@ async def test_leftover_processes_are_ended_unless_they_serve_a_port(harness: Ag
     turn = await harness.run_turn(row, "leave")
     assert turn.status == "completed", turn.error
     (run,) = await harness.runs(row)
-    sandbox = await harness.yard.services.lifecycle.repository.get(run.sandbox_id)
+    sandbox = await harness.platform.services.lifecycle.repository.get(run.sandbox_id)
 
     marked = f"grep -laz SANDYARD_RUN={run.id} /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3"
 
     async def list_processes() -> set[str]:
         script = f"for p in $({marked}); do tr '\\0' ' ' </proc/$p/cmdline; echo; done"
-        output = await harness.yard.run(sandbox, script)
+        output = await harness.platform.run(sandbox, script)
         markers = ("sleep 601", "left-deaf", "left-serving", "sleep 602", "agent.py")
         return {marker for marker in markers if marker in output}
 
@@ -155,7 +155,7 @@ async def test_leftover_processes_are_ended_unless_they_serve_a_port(harness: Ag
         assert await harness.turns.end_leftovers(row.id) >= 2
         assert await list_processes() == {"left-serving", "sleep 602", "agent.py"}
     finally:
-        await harness.yard.run(sandbox, f"{marked} | xargs -r kill -9; true")
+        await harness.platform.run(sandbox, f"{marked} | xargs -r kill -9; true")
 
 
 async def test_an_agent_that_ends_while_its_state_is_loaded_is_not_followed_again(
@@ -180,13 +180,13 @@ async def test_an_agent_that_ends_while_its_state_is_loaded_is_not_followed_agai
     monkeypatch.setattr(SessionRunner, "load_state", load_state_until_ended)
     await harness.run_turn(row, "say 1")
     (run,) = await harness.runs(row)
-    sandbox = await harness.yard.services.lifecycle.repository.get(run.sandbox_id)
+    sandbox = await harness.platform.services.lifecycle.repository.get(run.sandbox_id)
     assert sandbox.engine_id
     ending.set()
     harness.turns.nudge(row.id)
     async with asyncio.timeout(DEADLINE):
         await state_loaded.wait()
-    await harness.yard.services.engine.commands.kill(sandbox.engine_id, run.id)
+    await harness.platform.services.engine.commands.kill(sandbox.engine_id, run.id)
     await until(lambda: has_no_runners(harness), "the runner has ended")
     assert followed == [run.id]
 
@@ -198,7 +198,7 @@ async def has_no_runners(harness: AgentHarness) -> bool:
 async def test_a_prompt_is_processed_when_its_caller_is_cancelled_after_it_was_stored(
     harness: AgentHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row, database = await harness.create_session(), harness.yard.services.database
+    row, database = await harness.create_session(), harness.platform.services.database
     real = database.transaction
 
     @contextlib.asynccontextmanager
@@ -210,7 +210,7 @@ async def test_a_prompt_is_processed_when_its_caller_is_cancelled_after_it_was_s
     with monkeypatch.context() as patch, pytest.raises(asyncio.CancelledError):
         patch.setattr(database, "transaction", cancel_after_commit)
         await harness.prompt(row, "say 1")
-    (turn,) = (await harness.turns.list(harness.yard.owner, row.id, PageRequest())).items
+    (turn,) = (await harness.turns.list(harness.platform.owner, row.id, PageRequest())).items
     assert (await harness.wait_for_turn(turn)).status == "completed"
 
 
@@ -232,7 +232,7 @@ async def test_another_agent_can_continue_the_session(harness: AgentHarness) -> 
     """It gets the earlier transcript, and the process of the previous agent ends."""
     row = await harness.create_session()
     await harness.run_turn(row, "say 1")
-    async with harness.yard.services.database.transaction() as tx:
+    async with harness.platform.services.database.transaction() as tx:
         stored = await tx.session.get(Session, row.id)
         assert stored is not None
         stored.agent = "other"
@@ -290,7 +290,7 @@ async def test_destroying_the_sandbox_fails_the_turn(harness: AgentHarness) -> N
     turn = await harness.prompt(row, "say 1", "hold")
     await until(lambda: harness.parts(turn), "the agent writes output")
     assert row.sandbox_id is not None
-    await harness.yard.services.sandboxes.destroy_sandbox(harness.yard.owner, row.sandbox_id)
+    await harness.platform.services.sandboxes.destroy_sandbox(harness.platform.owner, row.sandbox_id)
     turn = await harness.wait_for_turn(turn)
     assert (turn.status, turn.error_code) == ("failed", "sandbox_lost")
     assert [run.status for run in await harness.runs(row)] == ["lost"]
@@ -302,12 +302,12 @@ async def test_an_idle_agent_is_ended_and_restarted(harness: AgentHarness) -> No
     await harness.run_turn(row, "say 1")
 
     async def is_ended() -> bool:
-        harness.yard.clock.advance(harness.yard.services.settings.agent_idle_s + 1)
+        harness.platform.clock.advance(harness.platform.services.settings.agent_idle_s + 1)
         return [run.status for run in await harness.runs(row)] == ["ended"]
 
     await until(is_ended, "the idle process is ended")
     assert (await harness.run_turn(row, "say 1")).status == "completed"
-    page = await harness.turns.list(harness.yard.owner, row.id, PageRequest())
+    page = await harness.turns.list(harness.platform.owner, row.id, PageRequest())
     assert [turn.number for turn in page.items] == [2, 1]
 
 
@@ -315,14 +315,14 @@ async def test_a_turn_survives_a_pause_and_an_engine_outage(harness: AgentHarnes
     row = await harness.create_session()
     turn = await harness.prompt(row, "slow 60 0.03")
     await until(lambda: harness.parts(turn), "the agent writes output")
-    sandbox = await harness.yard.services.lifecycle.repository.get(row.sandbox_id or "")
-    await harness.yard.services.lifecycle.pause(sandbox)
+    sandbox = await harness.platform.services.lifecycle.repository.get(row.sandbox_id or "")
+    await harness.platform.services.lifecycle.pause(sandbox)
     await asyncio.sleep(0.3)
-    await harness.yard.services.lifecycle.resume(await harness.yard.reload(sandbox))
+    await harness.platform.services.lifecycle.resume(await harness.platform.reload(sandbox))
     await asyncio.sleep(0.3)
-    await harness.yard.engine_proxy.stop()
+    await harness.platform.engine_proxy.stop()
     await asyncio.sleep(0.5)
-    await harness.yard.reconnect_engine()
+    await harness.platform.reconnect_engine()
     turn = await harness.wait_for_turn(turn)
     assert turn.status == "completed", turn.error
     assert await harness.text(turn) == "".join(f"{number} " for number in range(1, 61))
@@ -357,22 +357,22 @@ async def test_a_program_that_does_not_speak_the_protocol_fails_the_turn_soon(
     harness.agents.current_profile = ScriptedProfile(argv=("bash", "-c", endless))
     turn = await harness.run_turn(row, "say 1")
     assert (turn.status, turn.error_code) == ("failed", "agent_too_loud")
-    files = harness.yard.services.commands.files
+    files = harness.platform.services.commands.files
     for run in await harness.runs(row):
         kept = files.get_path(run.id, STDOUT).stat()
         assert kept.st_blocks * 512 < 20 << 20, "a line is stored only up to its limit"
 
 
 async def test_a_former_member_cannot_use_the_agents_of_the_project(harness: AgentHarness) -> None:
-    yard = harness.yard
-    member = await yard.person("member")
-    project_id = await yard.project(yard.owner, member)
-    row, _ = await yard.services.sessions.create(member, title="mine", agent="acting", project_id=project_id)
+    platform = harness.platform
+    member = await platform.person("member")
+    project_id = await platform.project(platform.owner, member)
+    row, _ = await platform.services.sessions.create(member, title="mine", agent="acting", project_id=project_id)
     prompt = [{"type": "text", "text": "say 1"}]
     first = await harness.turns.prompt(member, row.id, prompt, key="once")
     assert (await harness.turns.prompt(member, row.id, prompt, key="once")).id == first.id
     assert (await harness.wait_for_turn(first)).status == "completed"
-    await yard.services.projects.remove_member(yard.owner, project_id, member.user_id)
+    await platform.services.projects.remove_member(platform.owner, project_id, member.user_id)
     with pytest.raises(ForbiddenError):
         await harness.turns.prompt(member, row.id, prompt)
 
@@ -394,15 +394,15 @@ async def test_a_waiting_prompt_of_a_former_member_is_not_sent(harness: AgentHar
 
 
 async def test_a_turn_of_a_former_member_fails_if_the_engine_paused_its_sandbox(harness: AgentHarness) -> None:
-    yard, lifecycle = harness.yard, harness.yard.services.lifecycle
-    member = await yard.person("member")
-    project_id = await yard.project(yard.owner, member)
-    row, _ = await yard.services.sessions.create(member, title="mine", agent="acting", project_id=project_id)
+    platform, lifecycle = harness.platform, harness.platform.services.lifecycle
+    member = await platform.person("member")
+    project_id = await platform.project(platform.owner, member)
+    row, _ = await platform.services.sessions.create(member, title="mine", agent="acting", project_id=project_id)
     turn = await harness.turns.prompt(member, row.id, [{"type": "text", "text": "say 1\nhold"}])
     await until(lambda: harness.parts(turn), "the agent writes output")
     sandbox = await lifecycle.repository.get(row.sandbox_id or "")
     assert sandbox.engine_id is not None
-    await yard.services.projects.remove_member(yard.owner, project_id, member.user_id)
+    await platform.services.projects.remove_member(platform.owner, project_id, member.user_id)
     await lifecycle.engine.pause(sandbox.engine_id)
     await lifecycle.record_pause(sandbox.id)
     ended = await harness.wait_for_turn(turn)
@@ -411,7 +411,7 @@ async def test_a_turn_of_a_former_member_fails_if_the_engine_paused_its_sandbox(
 
 
 async def test_an_agent_ended_while_paused_does_not_run_beside_the_next_one(harness: AgentHarness) -> None:
-    row, lifecycle = await harness.create_session(), harness.yard.services.lifecycle
+    row, lifecycle = await harness.create_session(), harness.platform.services.lifecycle
     turn = await harness.prompt(row, "say 1", "hold")
     await until(lambda: harness.parts(turn), "the agent writes output")
     sandbox = await lifecycle.repository.get(row.sandbox_id or "")

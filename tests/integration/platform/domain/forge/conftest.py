@@ -8,17 +8,17 @@ import pytest
 
 from tests.forge import GitHub, forge
 from tests.forge.repositories import Repository
-from tests.unit.platform.domain.forge.desk import Desk, opened
+from tests.unit.platform.domain.forge.forge_harness import ForgeHarness, open_forge_harness
 from tests.unit.platform.world import World
 
 _numbers = itertools.count(1)
 
 
 @pytest.fixture
-async def desk(world: World, tmp_path: Path) -> AsyncIterator[Desk]:
+async def harness(world: World, tmp_path: Path) -> AsyncIterator[ForgeHarness]:
     """On SQLite and on PostgreSQL."""
-    async with opened(world, tmp_path) as opened_desk:
-        yield opened_desk
+    async with open_forge_harness(world, tmp_path) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -234,7 +234,7 @@ class TestCheck:
         assert (found["api"][0], found["repository"][0]) == (False, False)
         assert "expired, revoked or mistyped" in found["api"][1]
         assert token.text not in str(found)
-        assert found["repository"][1].endswith("or may not do this. Enter a new one.")
+        assert found["repository"][1].endswith("or lacks permission. Enter a new one.")
         assert await harness.get_failed_fields(project) == {"api": "token", "repository": "token"}
 
     async def test_an_exhausted_rate_limit_is_reported_without_waiting(

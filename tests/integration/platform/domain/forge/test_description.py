@@ -8,7 +8,7 @@ from sandyard.kit.clock import get_time
 from sandyard.platform.db.models import Command
 from sandyard.platform.domain.forge import description
 from sandyard.platform.domain.forge.description import Check
-from tests.unit.platform.domain.forge.desk import Desk
+from tests.unit.platform.domain.forge.forge_harness import ForgeHarness
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_checks_are_recognized_in_command_lines(line: str, code: int, check: Che
     assert description.parse_check(line, code) == check
 
 
-async def test_the_last_result_of_a_check_counts(desk: Desk) -> None:
+async def test_the_last_result_of_a_check_counts(harness: ForgeHarness) -> None:
     commands = [
         ("pytest", 1, "exited"),
         ("mypy", 0, "exited"),
@@ -46,23 +46,26 @@ async def test_the_last_result_of_a_check_counts(desk: Desk) -> None:
         ("tox", None, "lost"),
         ("ls", 0, "exited"),
     ]
-    async with desk.world.database.transaction() as tx:
+    async with harness.world.database.transaction() as tx:
         for number, (line, code, status) in enumerate(commands):
             tx.add(
                 Command(
                     id=f"cmd_{number}",
-                    sandbox_id=desk.sandbox_id,
+                    sandbox_id=harness.sandbox_id,
                     command=line,
                     background=False,
                     timeout_s=1,
                     status=status,
                     exit_code=code,
-                    started_at=get_time(desk.world.clock),
+                    started_at=get_time(harness.world.clock),
                 )
             )
-    assert await description.list_checks(desk.world.database, desk.sandbox_id) == [Check("mypy", 0), Check("pytest", 0)]
-    desk.commit("feat: one")
-    await desk.open()
+    assert await description.list_checks(harness.world.database, harness.sandbox_id) == [
+        Check("mypy", 0),
+        Check("pytest", 0),
+    ]
+    harness.commit("feat: one")
+    await harness.open()
     assert "## Checks\n\nAs last run in the sandbox:\n- `mypy`: passed\n- `pytest`: passed" in (
-        desk.hub.pulls[1].body or ""
+        harness.github.pulls[1].body or ""
     )

@@ -13,208 +13,220 @@ from sandyard.platform.db.models import Delivery, Project, PullRequest
 from sandyard.platform.domain.forge.errors import ForgeRateLimitedError, ForgeUnreachableError
 from sandyard.platform.domain.forge.model import Budget, PullState
 from sandyard.platform.domain.forge.pollers import RECENT, WEBHOOK_POLL_S, PullRequestPoller
-from tests.unit.platform.domain.forge.desk import Desk
+from tests.unit.platform.domain.forge.forge_harness import ForgeHarness
 
 POLL = 60.0
 
 
 @pytest.fixture
-async def poller(desk: Desk) -> AsyncIterator[PullRequestPoller]:
+async def poller(harness: ForgeHarness) -> AsyncIterator[PullRequestPoller]:
     """A poller, with a pull request that was polled just now."""
-    desk.commit("feat: one")
-    row, _ = await desk.open()
-    await desk.pulls.refresh(row)
-    desk.hub.asked = 0
-    assert desk.world.settings.forge_poll_s == POLL
-    created = PullRequestPoller(desk.world.database, desk.pulls, desk.doors, desk.world.settings, desk.world.clock)  # type: ignore[arg-type]
+    harness.commit("feat: one")
+    row, _ = await harness.open()
+    await harness.pulls.refresh(row)
+    harness.github.asked = 0
+    assert harness.world.settings.forge_poll_s == POLL
+    created = PullRequestPoller(
+        harness.world.database, harness.pulls, harness.access, harness.world.settings, harness.world.clock
+    )  # type: ignore[arg-type]
     yield created
     await created.close()
 
 
-async def test_open_pull_requests_are_polled_at_intervals(desk: Desk, poller: PullRequestPoller) -> None:
+async def test_open_pull_requests_are_polled_at_intervals(harness: ForgeHarness, poller: PullRequestPoller) -> None:
     await poll(poller)
-    assert desk.hub.asked == 0
+    assert harness.github.asked == 0
     for polls in (1, 2):
-        await desk.world.clock.advance(POLL)
+        await harness.world.clock.advance(POLL)
         for _ in range(2):
             await poll(poller)
-        assert desk.hub.asked == polls
-    assert desk.doors.waits[-1] == 0  # polling never waits for the forge's rate limits
+        assert harness.github.asked == polls
+    assert harness.access.waits[-1] == 0  # polling never waits for the forge's rate limits
 
 
-async def test_remarks_are_loaded_only_for_due_pull_requests(desk: Desk, poller: PullRequestPoller) -> None:
+async def test_remarks_are_loaded_only_for_due_pull_requests(harness: ForgeHarness, poller: PullRequestPoller) -> None:
     statements: list[str] = []
-    reads = desk.world.database.read_engine
+    reads = harness.world.database.read_engine
     assert reads is not None
     event.listen(reads.sync_engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
     await poll(poller)
-    assert desk.hub.asked == 0 and any("pull_requests" in statement for statement in statements)
+    assert harness.github.asked == 0 and any("pull_requests" in statement for statement in statements)
     assert not [statement for statement in statements if "detail" in statement or "told" in statement]
-    await desk.world.clock.advance(POLL)
+    await harness.world.clock.advance(POLL)
     await poll(poller)
-    assert desk.hub.asked == 1 and any("pull_requests.told" in statement for statement in statements)
+    assert harness.github.asked == 1 and any("pull_requests.told" in statement for statement in statements)
 
 
 async def test_the_poller_runs_in_the_background_and_survives_errors(
-    desk: Desk, poller: PullRequestPoller, monkeypatch: pytest.MonkeyPatch
+    harness: ForgeHarness, poller: PullRequestPoller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faults = iter((RuntimeError("an internal error"), ForgeUnreachableError(), None, None))
     rounds = []
 
     async def fail_or_return() -> None:
-        rounds.append(desk.world.clock.now())
+        rounds.append(harness.world.clock.now())
         if (fault := next(faults)) is not None:
             raise fault
 
     monkeypatch.setattr(poller, "poll", fail_or_return)
-    started = desk.world.clock.now()
+    started = harness.world.clock.now()
     poller.start()
-    await desk.world.clock.advance(3 * POLL / 6)
+    await harness.world.clock.advance(3 * POLL / 6)
     assert [at - started for at in rounds] == [0, 10, 20, 30]
 
 
-async def test_a_reopened_pull_request_is_noticed(desk: Desk, poller: PullRequestPoller) -> None:
-    desk.hub.say(1, state=PullState.CLOSED)
-    await desk.world.clock.advance(POLL)
+async def test_a_reopened_pull_request_is_noticed(harness: ForgeHarness, poller: PullRequestPoller) -> None:
+    harness.github.add_activity(1, state=PullState.CLOSED)
+    await harness.world.clock.advance(POLL)
     await poll(poller)
-    desk.hub.say(1, state=PullState.OPEN)
-    await desk.world.clock.advance(POLL)
+    harness.github.add_activity(1, state=PullState.OPEN)
+    await harness.world.clock.advance(POLL)
     await poll(poller)
-    assert desk.hub.asked == 2 and (await desk.kinds())[-1] == "reopened"
+    assert harness.github.asked == 2 and (await harness.list_event_kinds())[-1] == "reopened"
 
 
-async def test_long_closed_pull_requests_are_polled_only_if_marked(desk: Desk, poller: PullRequestPoller) -> None:
-    desk.hub.say(1, state=PullState.CLOSED)
-    await desk.world.clock.advance(POLL)
+async def test_long_closed_pull_requests_are_polled_only_if_marked(
+    harness: ForgeHarness, poller: PullRequestPoller
+) -> None:
+    harness.github.add_activity(1, state=PullState.CLOSED)
+    await harness.world.clock.advance(POLL)
     await poll(poller)
-    await desk.world.clock.advance(RECENT.total_seconds() + POLL)
+    await harness.world.clock.advance(RECENT.total_seconds() + POLL)
     await poll(poller)
-    assert desk.hub.asked == 1
-    await mark_due(desk)
-    desk.hub.say(1, state=PullState.OPEN)
+    assert harness.github.asked == 1
+    await mark_due(harness)
+    harness.github.add_activity(1, state=PullState.OPEN)
     await poll(poller)
-    assert desk.hub.asked == 2 and (await desk.kinds())[-1] == "reopened"
+    assert harness.github.asked == 2 and (await harness.list_event_kinds())[-1] == "reopened"
 
 
-async def test_a_marked_pull_request_is_polled_immediately(desk: Desk, poller: PullRequestPoller) -> None:
-    await mark_due(desk)
+async def test_a_marked_pull_request_is_polled_immediately(harness: ForgeHarness, poller: PullRequestPoller) -> None:
+    await mark_due(harness)
     await poll(poller)
-    assert desk.hub.asked == 1
+    assert harness.github.asked == 1
 
 
-async def test_projects_with_webhooks_are_polled_rarely(desk: Desk, poller: PullRequestPoller) -> None:
-    async with desk.world.database.transaction() as tx:
-        now = get_time(desk.world.clock)
-        tx.add(Delivery(project_id=desk.project.id, delivery="d", event="ping", received_at=now))
-    await desk.world.clock.advance(WEBHOOK_POLL_S - 1)
+async def test_projects_with_webhooks_are_polled_rarely(harness: ForgeHarness, poller: PullRequestPoller) -> None:
+    async with harness.world.database.transaction() as tx:
+        now = get_time(harness.world.clock)
+        tx.add(Delivery(project_id=harness.project.id, delivery="d", event="ping", received_at=now))
+    await harness.world.clock.advance(WEBHOOK_POLL_S - 1)
     await poll(poller)
-    assert desk.hub.asked == 0
-    await desk.world.clock.advance(1)
+    assert harness.github.asked == 0
+    await harness.world.clock.advance(1)
     await poll(poller)
-    assert desk.hub.asked == 1
-    await desk.world.clock.advance(3600)  # no delivery for an hour
+    assert harness.github.asked == 1
+    await harness.world.clock.advance(3600)  # no delivery for an hour
     await poll(poller)
-    await desk.world.clock.advance(POLL)
+    await harness.world.clock.advance(POLL)
     await poll(poller)
-    assert desk.hub.asked == 3
+    assert harness.github.asked == 3
 
 
-async def test_a_failing_project_is_backed_off_and_delays_no_other(desk: Desk, poller: PullRequestPoller) -> None:
-    other = await desk.world.projects.create(desk.owner, "other")
-    await add_copy(desk, "pul_other", other.id, 1)
+async def test_a_failing_project_is_backed_off_and_delays_no_other(
+    harness: ForgeHarness, poller: PullRequestPoller
+) -> None:
+    other = await harness.world.projects.create(harness.owner, "other")
+    await add_copy(harness, "pul_other", other.id, 1)
     refused: list[str] = []
-    original = desk.doors.get_github_repository
+    original = harness.access.get_github_repository
 
     async def get_github_repository(project: Project, *, max_wait_s: float = 60) -> object:
-        if project.id == desk.project.id:
+        if project.id == harness.project.id:
             refused.append(project.id)
             raise ForgeUnreachableError
         return await original(project, max_wait_s=max_wait_s)
 
-    desk.doors.get_github_repository = get_github_repository  # type: ignore[assignment]
+    harness.access.get_github_repository = get_github_repository  # type: ignore[assignment]
     for _ in range(12):  # twelve minutes
-        await desk.world.clock.advance(POLL)
+        await harness.world.clock.advance(POLL)
         await poll(poller)
-    assert desk.hub.asked == 12
+    assert harness.github.asked == 12
     assert len(refused) == 4  # after 1, 2, 4 and 8 minutes
-    desk.doors.get_github_repository = original  # type: ignore[method-assign]
-    await desk.world.clock.advance(8 * POLL)
+    harness.access.get_github_repository = original  # type: ignore[method-assign]
+    await harness.world.clock.advance(8 * POLL)
     await poll(poller)
-    await desk.world.clock.advance(POLL)
+    await harness.world.clock.advance(POLL)
     await poll(poller)
-    assert desk.hub.asked == 16  # both are polled again each time
+    assert harness.github.asked == 16  # both are polled again each time
 
 
-async def test_polling_waits_for_the_rate_limit_to_reset(desk: Desk, poller: PullRequestPoller) -> None:
-    reset = get_time(desk.world.clock) + timedelta(seconds=1800)
-    desk.doors.refused = ForgeRateLimitedError(until=reset)
-    await desk.world.clock.advance(POLL)
+async def test_polling_waits_for_the_rate_limit_to_reset(harness: ForgeHarness, poller: PullRequestPoller) -> None:
+    reset = get_time(harness.world.clock) + timedelta(seconds=1800)
+    harness.access.refused = ForgeRateLimitedError(until=reset)
+    await harness.world.clock.advance(POLL)
     await poll(poller)
-    desk.doors.refused = None
-    await desk.world.clock.advance(1700)
+    harness.access.refused = None
+    await harness.world.clock.advance(1700)
     await poll(poller)
-    assert desk.hub.asked == 0
-    await desk.world.clock.advance(100)
+    assert harness.github.asked == 0
+    await harness.world.clock.advance(100)
     await poll(poller)
-    assert desk.hub.asked == 1
+    assert harness.github.asked == 1
 
 
-async def test_the_last_requests_of_the_budget_are_left_to_people(desk: Desk, poller: PullRequestPoller) -> None:
-    reset = get_time(desk.world.clock) + timedelta(seconds=600)
-    desk.hub.left = Budget(5000, 99, reset)
-    await desk.world.clock.advance(POLL)
+async def test_the_last_requests_of_the_budget_are_left_to_people(
+    harness: ForgeHarness, poller: PullRequestPoller
+) -> None:
+    reset = get_time(harness.world.clock) + timedelta(seconds=600)
+    harness.github.left = Budget(5000, 99, reset)
+    await harness.world.clock.advance(POLL)
     await poll(poller)
-    await desk.world.clock.advance(400)
+    await harness.world.clock.advance(400)
     await poll(poller)
-    assert desk.hub.asked == 0
-    await desk.world.clock.advance(200)
+    assert harness.github.asked == 0
+    await harness.world.clock.advance(200)
     await poll(poller)
-    assert desk.hub.asked == 1
+    assert harness.github.asked == 1
 
 
-async def test_many_pull_requests_are_spread_over_the_interval(desk: Desk, poller: PullRequestPoller) -> None:
+async def test_many_pull_requests_are_spread_over_the_interval(
+    harness: ForgeHarness, poller: PullRequestPoller
+) -> None:
     for number in range(2, 31):
-        await add_copy(desk, f"pul_{number:02}", desk.project.id, number)
-    await desk.world.clock.advance(POLL)
+        await add_copy(harness, f"pul_{number:02}", harness.project.id, number)
+    await harness.world.clock.advance(POLL)
     polls = []
     for _ in range(6):
-        before = desk.hub.asked
+        before = harness.github.asked
         await poll(poller)
-        polls.append(desk.hub.asked - before)
-        await desk.world.clock.advance(POLL / 6)
+        polls.append(harness.github.asked - before)
+        await harness.world.clock.advance(POLL / 6)
     assert polls == [5] * 6
-    assert len({row.looked_at for row in await desk.rows()}) == 6
+    assert len({row.looked_at for row in await harness.list_rows()}) == 6
 
 
 async def test_a_pull_request_that_always_fails_does_not_delay_the_others(
-    desk: Desk, poller: PullRequestPoller
+    harness: ForgeHarness, poller: PullRequestPoller
 ) -> None:
-    await add_copy(desk, "pul_00", desk.project.id, 2)
-    del desk.hub.pulls[2]  # GitHub no longer has it
+    await add_copy(harness, "pul_00", harness.project.id, 2)
+    del harness.github.pulls[2]  # GitHub no longer has it
     for _ in range(20):
-        await desk.world.clock.advance(POLL)
+        await harness.world.clock.advance(POLL)
         await poll(poller)
-    seen = {row.number: row.looked_at for row in await desk.rows()}
-    assert seen[1] is not None and get_time(desk.world.clock) - seen[1] <= timedelta(seconds=4 * POLL)
+    seen = {row.number: row.looked_at for row in await harness.list_rows()}
+    assert seen[1] is not None and get_time(harness.world.clock) - seen[1] <= timedelta(seconds=4 * POLL)
 
 
-async def test_the_branch_of_a_merge_before_a_crash_is_deleted(desk: Desk, poller: PullRequestPoller) -> None:
-    (row,) = await desk.rows()
-    async with desk.world.database.transaction() as tx:
+async def test_the_branch_of_a_merge_before_a_crash_is_deleted(
+    harness: ForgeHarness, poller: PullRequestPoller
+) -> None:
+    (row,) = await harness.list_rows()
+    async with harness.world.database.transaction() as tx:
         stored = await tx.session.get(PullRequest, row.id)
         assert stored is not None
-        stored.state, stored.merged_at = PullState.MERGED, get_time(desk.world.clock)
-    await desk.world.clock.advance(POLL)
+        stored.state, stored.merged_at = PullState.MERGED, get_time(harness.world.clock)
+    await harness.world.clock.advance(POLL)
     await poll(poller)
-    assert "task-1" not in desk.branches() and (await desk.kinds())[-1] == "branch_deleted"
-    assert desk.hub.asked == 0
+    assert "task-1" not in harness.list_branches() and (await harness.list_event_kinds())[-1] == "branch_deleted"
+    assert harness.github.asked == 0
 
 
-async def test_archived_projects_are_not_polled(desk: Desk, poller: PullRequestPoller) -> None:
-    await desk.world.projects.update(desk.owner, desk.project.id, archived=True)
-    await desk.world.clock.advance(POLL)
+async def test_archived_projects_are_not_polled(harness: ForgeHarness, poller: PullRequestPoller) -> None:
+    await harness.world.projects.update(harness.owner, harness.project.id, archived=True)
+    await harness.world.clock.advance(POLL)
     await poll(poller)
-    assert desk.hub.asked == 0
+    assert harness.github.asked == 0
 
 
 async def poll(poller: PullRequestPoller) -> None:
@@ -223,18 +235,18 @@ async def poll(poller: PullRequestPoller) -> None:
     await poller.wait()
 
 
-async def mark_due(desk: Desk) -> None:
-    (row,) = await desk.rows()
-    async with desk.world.database.transaction() as tx:
+async def mark_due(harness: ForgeHarness) -> None:
+    (row,) = await harness.list_rows()
+    async with harness.world.database.transaction() as tx:
         stored = await tx.session.get(PullRequest, row.id)
         assert stored is not None
         stored.looked_at = None
 
 
-async def add_copy(desk: Desk, pull_id: str, project_id: str, number: int) -> None:
+async def add_copy(harness: ForgeHarness, pull_id: str, project_id: str, number: int) -> None:
     """Add a copy of the first pull request."""
-    first = next(row for row in await desk.rows() if row.project_id == desk.project.id and row.number == 1)
+    first = next(row for row in await harness.list_rows() if row.project_id == harness.project.id and row.number == 1)
     columns = {column.key: getattr(first, column.key) for column in PullRequest.__table__.columns}
-    async with desk.world.database.transaction() as tx:
+    async with harness.world.database.transaction() as tx:
         tx.add(PullRequest(**columns | {"id": pull_id, "project_id": project_id, "number": number}))
-    desk.hub.pulls.setdefault(number, desk.hub.pulls[1])
+    harness.github.pulls.setdefault(number, harness.github.pulls[1])

@@ -41,7 +41,7 @@ from sandyard.platform.domain.forge.webhooks import (
     WebhookUnconfiguredError,
 )
 from sandyard.platform.domain.repositories.errors import TooMuchError
-from tests.unit.platform.domain.forge.desk import Desk
+from tests.unit.platform.domain.forge.forge_harness import ForgeHarness
 
 SECRET = "a-secret-that-nobody-guesses"
 REPOSITORY = {
@@ -54,11 +54,11 @@ REPOSITORY = {
 class WebhookReceiver:
     """Receives deliveries for a project."""
 
-    def __init__(self, desk: Desk, project: Project) -> None:
-        self.desk, self.project = desk, project
+    def __init__(self, harness: ForgeHarness, project: Project) -> None:
+        self.harness, self.project = harness, project
         self.pushed: list[str] = []
         self.hooks = Webhooks(
-            desk.world.database, desk.world.credentials, desk.pulls, desk.world.clock, on_push=self._on_push
+            harness.world.database, harness.world.credentials, harness.pulls, harness.world.clock, on_push=self._on_push
         )
         self._number = 0
 
@@ -85,35 +85,35 @@ class WebhookReceiver:
         return await self.hooks.receive(all_headers | headers, body)
 
     async def is_marked(self) -> bool:
-        (row,) = await self.desk.rows()
+        (row,) = await self.harness.list_rows()
         return row.looked_at is None
 
     async def settle(self) -> None:
-        await self.desk.world.clock.advance(SETTLE_S)
+        await self.harness.world.clock.advance(SETTLE_S)
         assert await self.hooks.tasks.wait(20)
 
 
 @pytest.fixture
-async def receiver(desk: Desk) -> AsyncIterator[WebhookReceiver]:
+async def receiver(harness: ForgeHarness) -> AsyncIterator[WebhookReceiver]:
     """A project on github.com with a webhook secret, and its pull request, refreshed just now."""
-    desk.commit("feat: one")
-    row, _ = await desk.open()
-    await desk.pulls.refresh(row)
-    project = await desk.world.projects.update(
-        desk.owner, desk.project.id, repository="https://github.com/acme/website.git"
+    harness.commit("feat: one")
+    row, _ = await harness.open()
+    await harness.pulls.refresh(row)
+    project = await harness.world.projects.update(
+        harness.owner, harness.project.id, repository="https://github.com/acme/website.git"
     )
-    await put_secret(desk, project.id)
-    opened = WebhookReceiver(desk, project)
+    await put_secret(harness, project.id)
+    opened = WebhookReceiver(harness, project)
     yield opened
     await opened.hooks.close()
 
 
-async def put_secret(desk: Desk, project_id: str, secret: str = SECRET) -> None:
-    await desk.world.credentials.put(desk.owner, project_id, webhook_secret=Secret(secret))
+async def put_secret(harness: ForgeHarness, project_id: str, secret: str = SECRET) -> None:
+    await harness.world.credentials.put(harness.owner, project_id, webhook_secret=Secret(secret))
 
 
-def create_payload(event: str, desk: Desk) -> dict[str, Any]:
-    head = desk.hub.pulls[1].head_commit
+def create_payload(event: str, harness: ForgeHarness) -> dict[str, Any]:
+    head = harness.github.pulls[1].head_commit
     return {
         "pull_request": {"pull_request": {"number": 1}},
         "pull_request_review": {"pull_request": {"number": 1}},
@@ -134,12 +134,12 @@ def create_payload(event: str, desk: Desk) -> dict[str, Any]:
     ],
 )
 async def test_a_delivery_refreshes_the_pull_request(receiver: WebhookReceiver, event: str) -> None:
-    desk = receiver.desk
-    desk.hub.say(1, title="Renamed on GitHub")
-    assert await receiver.send(event, **create_payload(event, desk)) == DeliveryResult.TAKEN
+    harness = receiver.harness
+    harness.github.add_activity(1, title="Renamed on GitHub")
+    assert await receiver.send(event, **create_payload(event, harness)) == DeliveryResult.TAKEN
     assert await receiver.is_marked()
     await receiver.settle()
-    (row,) = await desk.rows()
+    (row,) = await harness.list_rows()
     assert row.title == "Renamed on GitHub" and row.looked_at is not None
     assert receiver.pushed == ([receiver.project.id] if event == "push" else [])
 
@@ -148,16 +148,16 @@ async def test_the_contents_of_a_delivery_are_not_trusted(receiver: WebhookRecei
     false_claims = {"number": 1, "merged": True, "state": "closed", "title": "Lies", "head": {"sha": "f" * 40}}
     await receiver.send("pull_request", action="closed", pull_request=false_claims)
     await receiver.settle()
-    (row,) = await receiver.desk.rows()
+    (row,) = await receiver.harness.list_rows()
     assert (row.state, row.title) == ("open", "feat: one")
 
 
 async def test_a_burst_of_deliveries_causes_one_refresh(receiver: WebhookReceiver) -> None:
-    asked = receiver.desk.hub.asked
+    asked = receiver.harness.github.asked
     for action in ("opened", "labeled", "edited", "synchronize", "assigned"):
         assert await receiver.send("pull_request", action=action, pull_request={"number": 1}) == DeliveryResult.TAKEN
     await receiver.settle()
-    assert receiver.desk.hub.asked == asked + 1
+    assert receiver.harness.github.asked == asked + 1
 
 
 async def test_unrelated_deliveries_mark_nothing(receiver: WebhookReceiver) -> None:
@@ -174,21 +174,21 @@ async def test_the_same_delivery_is_processed_once(receiver: WebhookReceiver) ->
     payload = {"pull_request": {"number": 1}}
     assert await receiver.send("pull_request", delivery="one", **payload) == DeliveryResult.TAKEN
     await receiver.settle()
-    asked = receiver.desk.hub.asked
+    asked = receiver.harness.github.asked
     assert await receiver.send("pull_request", delivery="one", **payload) == DeliveryResult.KNOWN
     await receiver.settle()
-    assert receiver.desk.hub.asked == asked and not await receiver.is_marked()
+    assert receiver.harness.github.asked == asked and not await receiver.is_marked()
 
 
 async def test_a_replay_under_another_id_is_processed_once(receiver: WebhookReceiver) -> None:
     payload = {"pull_request": {"number": 1}}
     assert await receiver.send("pull_request", delivery="one", **payload) == DeliveryResult.TAKEN
     await receiver.settle()
-    asked = receiver.desk.hub.asked
+    asked = receiver.harness.github.asked
     assert await receiver.send("pull_request", delivery="two", **payload) == DeliveryResult.KNOWN
     assert await receiver.send("pull_request", delivery="one", more=1, **payload) == DeliveryResult.KNOWN
     await receiver.settle()
-    assert receiver.desk.hub.asked == asked and not await receiver.is_marked()
+    assert receiver.harness.github.asked == asked and not await receiver.is_marked()
     # the same payload of another event is not a replay
     assert await receiver.send("pull_request_review", delivery="three", **payload) == DeliveryResult.TAKEN
 
@@ -200,7 +200,7 @@ async def test_a_crash_after_acceptance_leaves_the_pull_request_marked(receiver:
 
 
 async def test_an_unreachable_forge_leaves_the_pull_request_marked(receiver: WebhookReceiver) -> None:
-    receiver.desk.doors.refused = ForgeUnreachableError()
+    receiver.harness.access.refused = ForgeUnreachableError()
     assert await receiver.send("pull_request", pull_request={"number": 1}) == DeliveryResult.TAKEN
     await receiver.settle()
     assert await receiver.is_marked()
@@ -234,7 +234,7 @@ async def test_a_missing_secret_and_an_unknown_repository_get_the_same_response(
         with pytest.raises(WebhookUnconfiguredError) as refused:
             await receiver.send("ping", repository=repository)
         responses.append((refused.value.status, refused.value.code, refused.value.message))
-    await receiver.desk.world.credentials.remove(receiver.desk.owner, receiver.project.id, "webhook_secret")
+    await receiver.harness.world.credentials.remove(receiver.harness.owner, receiver.project.id, "webhook_secret")
     with pytest.raises(WebhookUnconfiguredError) as refused:
         await receiver.send("ping")
     responses.append((refused.value.status, refused.value.code, refused.value.message))
@@ -242,28 +242,28 @@ async def test_a_missing_secret_and_an_unknown_repository_get_the_same_response(
 
 
 async def test_each_project_has_its_own_secret(receiver: WebhookReceiver) -> None:
-    desk = receiver.desk
-    twin = await desk.world.projects.create(desk.owner, "twin", repository="git@github.com:acme/website.git")
-    await put_secret(desk, twin.id, "the-secret-of-the-twin")
+    harness = receiver.harness
+    twin = await harness.world.projects.create(harness.owner, "twin", repository="git@github.com:acme/website.git")
+    await put_secret(harness, twin.id, "the-secret-of-the-twin")
     assert await receiver.send("push", secret="the-secret-of-the-twin", ref="refs/heads/main") == DeliveryResult.TAKEN
     assert await receiver.send("push", ref="refs/heads/main") == DeliveryResult.TAKEN
     await receiver.settle()
     assert receiver.pushed == [twin.id, receiver.project.id]
-    await put_secret(desk, twin.id)
+    await put_secret(harness, twin.id)
     await receiver.send("push", ref="refs/heads/next")
     await receiver.settle()
     assert sorted(receiver.pushed[2:]) == sorted((twin.id, receiver.project.id))
-    await desk.world.projects.update(desk.owner, twin.id, archived=True)
+    await harness.world.projects.update(harness.owner, twin.id, archived=True)
     with pytest.raises(WebhookSignatureError):
         await receiver.send("ping", secret="the-secret-of-the-twin")
 
 
 async def test_an_enterprise_server_is_matched_by_its_api_url(receiver: WebhookReceiver) -> None:
-    desk = receiver.desk
-    await desk.world.projects.update(
-        desk.owner, receiver.project.id, repository="ssh://git@git.example.org:2222/acme/website"
+    harness = receiver.harness
+    await harness.world.projects.update(
+        harness.owner, receiver.project.id, repository="ssh://git@git.example.org:2222/acme/website"
     )
-    await desk.settings(apiUrl="https://hub.example.org/api/v3")
+    await harness.configure(apiUrl="https://hub.example.org/api/v3")
     urls = {
         "html_url": "https://hub.example.org/acme/website",
         "url": "https://hub.example.org/api/v3/repos/acme/website",
@@ -393,8 +393,8 @@ async def test_a_delivery_over_the_size_limit_is_rejected(receiver: WebhookRecei
 
 
 async def test_old_deliveries_are_deleted(receiver: WebhookReceiver) -> None:
-    database = receiver.desk.world.database
-    old = get_time(receiver.desk.world.clock) - DELIVERY_RETENTION - timedelta(seconds=1)
+    database = receiver.harness.world.database
+    old = get_time(receiver.harness.world.clock) - DELIVERY_RETENTION - timedelta(seconds=1)
     async with database.transaction() as tx:
         tx.add(Delivery(project_id=receiver.project.id, delivery="old", event="ping", received_at=old))
     await receiver.send("ping", delivery="new")
@@ -404,24 +404,24 @@ async def test_old_deliveries_are_deleted(receiver: WebhookReceiver) -> None:
 
 
 async def test_a_reopened_pull_request_is_noticed(receiver: WebhookReceiver) -> None:
-    desk = receiver.desk
-    desk.hub.say(1, state=PullState.CLOSED)
-    await desk.pulls.refresh((await desk.rows())[0])
-    desk.hub.say(1, state=PullState.OPEN)
+    harness = receiver.harness
+    harness.github.add_activity(1, state=PullState.CLOSED)
+    await harness.pulls.refresh((await harness.list_rows())[0])
+    harness.github.add_activity(1, state=PullState.OPEN)
     await receiver.send("pull_request", action="reopened", pull_request={"number": 1})
     await receiver.settle()
-    assert (await desk.rows())[0].state == "open" and (await desk.kinds())[-1] == "reopened"
+    assert (await harness.list_rows())[0].state == "open" and (await harness.list_event_kinds())[-1] == "reopened"
 
 
 async def test_pull_requests_of_other_projects_are_not_marked(receiver: WebhookReceiver) -> None:
-    desk = receiver.desk
-    other = await desk.world.projects.create(desk.owner, "other", repository="https://github.com/acme/other")
-    (row,) = await desk.rows()
-    async with desk.world.database.transaction() as tx:
+    harness = receiver.harness
+    other = await harness.world.projects.create(harness.owner, "other", repository="https://github.com/acme/other")
+    (row,) = await harness.list_rows()
+    async with harness.world.database.transaction() as tx:
         stored = await tx.session.get(PullRequest, row.id)
         assert stored is not None
         stored.project_id = other.id
     await receiver.send("pull_request", pull_request={"number": 1})
     assert not await receiver.is_marked()
-    async with desk.world.database.reading() as session:
+    async with harness.world.database.reading() as session:
         assert set(await session.scalars(select(Delivery.project_id))) == {receiver.project.id}

@@ -26,7 +26,7 @@ from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.repositories.model import Change
 from sandyard.platform.domain.sandboxes.service import is_work_snapshot
 from sandyard.platform.domain.users.model import Principal
-from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard
+from tests.integration.platform.domain.sandboxes.platform_harness import DEADLINE, PlatformHarness
 
 
 @dataclass
@@ -67,21 +67,21 @@ class Origin:
 class GitHarness:
     """A platform with a project whose repository has one commit."""
 
-    yard: Yard
+    platform: PlatformHarness
     origin: Origin
     owner: Principal
     project_id: str
 
     async def create_session(self) -> tuple[Session, Sandbox]:
         """Create a session and wait for its checkout."""
-        row, sandbox = await self.yard.services.sessions.create(self.owner, project_id=self.project_id)
-        page = await self.yard.services.git.list_operations(self.owner, PageRequest(), sandbox_id=sandbox.id)
+        row, sandbox = await self.platform.services.sessions.create(self.owner, project_id=self.project_id)
+        page = await self.platform.services.git.list_operations(self.owner, PageRequest(), sandbox_id=sandbox.id)
         await self.complete(page.items[0])
         return row, sandbox
 
     async def create_session_without_checkout(self, title: str) -> tuple[Session, Sandbox]:
         """Create a session of the project while that has no repository."""
-        services = self.yard.services
+        services = self.platform.services
         await services.projects.update(self.owner, self.project_id, repository=None)
         created = await services.sessions.create(self.owner, title=title, project_id=self.project_id)
         await services.projects.update(self.owner, self.project_id, repository=str(self.origin.path))
@@ -90,12 +90,12 @@ class GitHarness:
     async def complete(self, operation: GitOperation) -> dict[str, Any]:
         """Wait for the operation and return its result."""
         async with asyncio.timeout(DEADLINE):
-            row = await self.yard.services.git.operations.wait(operation.id)
-        self.yard.services.git.operations.raise_failure(row)
+            row = await self.platform.services.git.operations.wait(operation.id)
+        self.platform.services.git.operations.raise_failure(row)
         return row.detail
 
     async def run(self, sandbox: Sandbox, command: str) -> str:
-        services = self.yard.services
+        services = self.platform.services
         row = await services.lifecycle.repository.get(sandbox.id)
         async with services.lifecycle.using(row) as engine_id:
             ran = await services.engine.programs.run(engine_id, ["bash", "-c", command], cwd="/home/user/workspace")
@@ -106,30 +106,32 @@ class GitHarness:
         for name, text in files.items():
             await self.run(sandbox, f"printf '{text}' > {name}.txt")
         return str(
-            (await self.complete(await self.yard.services.git.commit(self.owner, sandbox.id, message=message)))[
+            (await self.complete(await self.platform.services.git.commit(self.owner, sandbox.id, message=message)))[
                 "commit"
             ]
         )
 
     async def push(self, sandbox: Sandbox) -> dict[str, Any]:
-        return await self.complete(await self.yard.services.git.push(self.owner, sandbox.id))
+        return await self.complete(await self.platform.services.git.push(self.owner, sandbox.id))
 
     async def update(self, sandbox: Sandbox, how: Any, source: Any = "base") -> dict[str, Any]:
-        return await self.complete(await self.yard.services.git.update(self.owner, sandbox.id, how=how, source=source))
+        return await self.complete(
+            await self.platform.services.git.update(self.owner, sandbox.id, how=how, source=source)
+        )
 
 
 @pytest.fixture
-async def harness(yard: Yard, tmp_path: Path) -> AsyncIterator[GitHarness]:
+async def harness(platform: PlatformHarness, tmp_path: Path) -> AsyncIterator[GitHarness]:
     origin = Origin(tmp_path / "origin.git")
     origin.git("init", "-q", "--bare", str(origin.path), cwd=tmp_path)
     origin.commit(readme="hello\n")
-    owner = await yard.person("chief", "admin")
-    project = await yard.services.projects.create(owner, "site", repository=str(origin.path), base_branch="main")
-    yield GitHarness(yard, origin, owner, project.id)
+    owner = await platform.person("chief", "admin")
+    project = await platform.services.projects.create(owner, "site", repository=str(origin.path), base_branch="main")
+    yield GitHarness(platform, origin, owner, project.id)
 
 
 async def test_a_session_becomes_a_branch_on_the_remote(harness: GitHarness) -> None:
-    git = harness.yard.services.git
+    git = harness.platform.services.git
     row, sandbox = await harness.create_session()
     assert await harness.run(sandbox, "cat readme.txt") == "hello\n"
     checkout = await git.get_checkout(harness.owner, sandbox.id)
@@ -162,7 +164,7 @@ async def test_a_session_becomes_a_branch_on_the_remote(harness: GitHarness) -> 
 
 
 async def test_a_fork_of_a_session_continues_its_work_on_a_branch_of_its_own(harness: GitHarness) -> None:
-    services = harness.yard.services
+    services = harness.platform.services
     row, sandbox = await harness.create_session()
     first = await harness.commit(sandbox, "feat: begin", begun="begun\\n")
     await harness.complete(await services.git.checkpoint(harness.owner, sandbox.id))
@@ -187,7 +189,7 @@ async def test_a_fork_of_a_session_continues_its_work_on_a_branch_of_its_own(har
 
 
 async def test_forks_of_a_session_whose_commits_were_never_sent_all_continue_its_work(harness: GitHarness) -> None:
-    services = harness.yard.services
+    services = harness.platform.services
     row, sandbox = await harness.create_session()
     first = await harness.commit(sandbox, "feat: begin", begun="begun\\n")
     forks = [await services.sessions.fork(harness.owner, row.id) for _ in range(2)]
@@ -213,7 +215,7 @@ async def test_a_later_fork_may_be_the_first_to_send_the_commits(
         return refs
 
     monkeypatch.setattr(checkout_handlers, "list_refs_of_original", list_and_wait)
-    services = harness.yard.services
+    services = harness.platform.services
     row, sandbox = await harness.create_session()
     first = await harness.commit(sandbox, "feat: begin", begun="begun\n")
     _, early = await services.sessions.fork(harness.owner, row.id)
@@ -228,7 +230,7 @@ async def test_a_later_fork_may_be_the_first_to_send_the_commits(
 
 async def test_a_fork_without_a_branch_of_its_own_cannot_push_to_its_originals(harness: GitHarness) -> None:
     """A program in the sandbox can make git fail at that moment and repair it afterwards."""
-    services = harness.yard.services
+    services = harness.platform.services
     row, sandbox = await harness.create_session()
     first = await harness.commit(sandbox, "feat: begin", begun="begun\\n")
     original = (await harness.push(sandbox))["branch"]
@@ -252,14 +254,14 @@ async def test_a_taken_branch_name_is_avoided(harness: GitHarness) -> None:
     row, sandbox = await harness.create_session_without_checkout("Fix the Löschen, don't wait!")
     harness.origin.git("update-ref", "refs/heads/session", "main")  # so no branch session/… can exist
     done = await harness.complete(
-        await harness.yard.services.git.clone(harness.owner, sandbox.id, project_id=harness.project_id)
+        await harness.platform.services.git.clone(harness.owner, sandbox.id, project_id=harness.project_id)
     )
     assert done["branch"] == f"session-fix-the-loschen-dont-wait-{row.id[-4:]}"
     harness.origin.git("update-ref", "-d", "refs/heads/session")
     row, sandbox = await harness.create_session_without_checkout("修复 登录")
     harness.origin.git("update-ref", f"refs/heads/session/修复-登录-{row.id[-4:]}", "main")
     done = await harness.complete(
-        await harness.yard.services.git.clone(harness.owner, sandbox.id, project_id=harness.project_id)
+        await harness.platform.services.git.clone(harness.owner, sandbox.id, project_id=harness.project_id)
     )
     assert done["branch"] == f"session/修复-登录-{row.id[-6:]}"
     await harness.commit(sandbox, new="x")
@@ -267,7 +269,7 @@ async def test_a_taken_branch_name_is_avoided(harness: GitHarness) -> None:
     assert done["branch"] in harness.origin.branches
     with pytest.raises(OperationFailedError, match="already"):
         await harness.complete(
-            await harness.yard.services.git.clone(harness.owner, sandbox.id, project_id=harness.project_id)
+            await harness.platform.services.git.clone(harness.owner, sandbox.id, project_id=harness.project_id)
         )
 
 
@@ -275,7 +277,7 @@ async def test_a_checkout_starts_at_the_newest_base_commit(harness: GitHarness) 
     await harness.create_session()
     newest = harness.origin.commit(later="x")
     _, sandbox = await harness.create_session()
-    assert (await harness.yard.services.git.get_checkout(harness.owner, sandbox.id)).base_commit == newest
+    assert (await harness.platform.services.git.get_checkout(harness.owner, sandbox.id)).base_commit == newest
 
 
 async def test_an_invalid_commit_message_is_rejected(harness: GitHarness) -> None:
@@ -289,7 +291,7 @@ async def test_an_invalid_commit_message_is_rejected(harness: GitHarness) -> Non
         await harness.push(sandbox)
     assert (error.value.code, error.value.status) == ("commit_message", 400)
     settings = ProjectSettings.model_validate({"git": {"commitMessages": "any"}})
-    await harness.yard.services.projects.update(harness.owner, harness.project_id, settings=settings)
+    await harness.platform.services.projects.update(harness.owner, harness.project_id, settings=settings)
     await harness.push(sandbox)
 
 
@@ -310,7 +312,7 @@ async def test_commits_that_were_not_pushed_are_rebased(harness: GitHarness) -> 
     newest = harness.origin.commit(b="y")
     checked = await harness.update(sandbox, "check")
     assert (checked["behind"], checked["ahead"], checked["conflicts"]) == (1, 1, [])
-    assert (await harness.yard.services.git.get_checkout(harness.owner, sandbox.id)).base_commit != newest
+    assert (await harness.platform.services.git.get_checkout(harness.owner, sandbox.id)).base_commit != newest
     done = await harness.update(sandbox, "rebase")
     assert await harness.run(sandbox, "cat b.txt; git rev-parse HEAD~1") == f"y{newest}\n"
     assert done["head"] == (await harness.push(sandbox))["commit"]
@@ -341,9 +343,9 @@ async def test_conflicts_can_be_left_to_the_agent_or_given_up(harness: GitHarnes
     remaining = await harness.update(sandbox, "agent")
     assert [one["path"] for one in remaining["conflicts"]] == ["readme.txt"]
     assert "<<<<<<<" in await harness.run(sandbox, "cat readme.txt")
-    message = (await harness.yard.services.sessions.list_messages(harness.owner, row.id, PageRequest())).items[0]
+    message = (await harness.platform.services.sessions.list_messages(harness.owner, row.id, PageRequest())).items[0]
     assert message.role == "system" and "readme.txt" in message.parts[0]["text"]
-    assert (await harness.yard.services.git.get_status(harness.owner, sandbox.id)).under_way == "merge"
+    assert (await harness.platform.services.git.get_status(harness.owner, sandbox.id)).under_way == "merge"
 
     assert (await harness.update(sandbox, "give_up"))["ended"] is True
     assert await harness.run(sandbox, "cat readme.txt; git rev-parse HEAD") == f"mine\n{mine}\n"
@@ -353,7 +355,7 @@ async def test_a_branch_that_moved_on_the_remote_is_not_overwritten(harness: Git
     _, sandbox = await harness.create_session()
     await harness.commit(sandbox, a="x")
     await harness.push(sandbox)
-    branch = (await harness.yard.services.git.get_checkout(harness.owner, sandbox.id)).branch
+    branch = (await harness.platform.services.git.get_checkout(harness.owner, sandbox.id)).branch
     theirs = harness.origin.commit(branch, b="y")
     await harness.commit(sandbox, c="z")
     with pytest.raises(OperationFailedError) as error:
@@ -366,7 +368,7 @@ async def test_a_branch_that_moved_on_the_remote_is_not_overwritten(harness: Git
 
 
 async def test_a_paused_sandbox_is_read_from_its_checkpoint(harness: GitHarness) -> None:
-    git, services = harness.yard.services.git, harness.yard.services
+    git, services = harness.platform.services.git, harness.platform.services
     row, sandbox = await harness.create_session()
     commit = await harness.commit(sandbox, a="x")
     await harness.run(sandbox, "echo staged > s.txt; git add s.txt; echo loose > l.txt")
@@ -380,13 +382,13 @@ async def test_a_paused_sandbox_is_read_from_its_checkpoint(harness: GitHarness)
         "s.txt",
         "l.txt",
     }
-    assert (await harness.yard.reload(sandbox)).status == "paused"  # reading does not resume it
+    assert (await harness.platform.reload(sandbox)).status == "paused"  # reading does not resume it
     checkpoints = (await git.list_checkpoints(harness.owner, row.id, PageRequest())).items
     assert [(one.reason, one.changed) for one in checkpoints] == [("pause", 2)]
 
 
 async def test_a_checkpoint_is_restored_into_a_new_sandbox(harness: GitHarness) -> None:
-    git, services = harness.yard.services.git, harness.yard.services
+    git, services = harness.platform.services.git, harness.platform.services
     row, sandbox = await harness.create_session()
     commit = await harness.commit(sandbox, a="x")
     await harness.run(sandbox, "echo staged > s.txt; git add s.txt; echo loose > l.txt; rm readme.txt")
@@ -396,7 +398,7 @@ async def test_a_checkpoint_is_restored_into_a_new_sandbox(harness: GitHarness) 
     done = await harness.complete(await services.sessions.restore(harness.owner, saved["checkpointId"]))
     assert done["commit"] == commit
     restored = await services.sessions.get_sandbox(harness.owner, row.id)
-    assert restored.id != sandbox.id and (await harness.yard.reload(sandbox)).status == "destroyed"
+    assert restored.id != sandbox.id and (await harness.platform.reload(sandbox)).status == "destroyed"
     assert await harness.run(restored, "git status --porcelain=v2 --branch") == before
     assert await harness.run(restored, "cat a.txt s.txt l.txt") == "xstaged\nloose\n"
     reasons = [one.reason for one in (await git.list_checkpoints(harness.owner, row.id, PageRequest())).items]
@@ -406,7 +408,7 @@ async def test_a_checkpoint_is_restored_into_a_new_sandbox(harness: GitHarness) 
 
 
 async def test_a_destroyed_sandbox_is_provisioned_again_with_its_work(harness: GitHarness) -> None:
-    services = harness.yard.services
+    services = harness.platform.services
     row, sandbox = await harness.create_session()
     commit = await harness.commit(sandbox, a="x")
     await harness.run(sandbox, "echo loose > l.txt")
@@ -421,7 +423,7 @@ async def test_a_destroyed_sandbox_is_provisioned_again_with_its_work(harness: G
 
 
 async def test_a_deleted_session_leaves_no_checkpoint(harness: GitHarness) -> None:
-    services = harness.yard.services
+    services = harness.platform.services
     row, sandbox = await harness.create_session()
     await harness.run(sandbox, "echo loose > l.txt")
     await harness.complete(await services.git.checkpoint(harness.owner, sandbox.id))
@@ -433,7 +435,7 @@ async def test_a_deleted_session_leaves_no_checkpoint(harness: GitHarness) -> No
 
 
 async def test_a_tag_is_pushed_only_after_its_branch(harness: GitHarness) -> None:
-    git = harness.yard.services.git
+    git = harness.platform.services.git
     _, sandbox = await harness.create_session()
     commit = await harness.commit(sandbox, a="x")
     with pytest.raises(OperationFailedError, match="Push the branch first"):
@@ -446,29 +448,29 @@ async def test_a_tag_is_pushed_only_after_its_branch(harness: GitHarness) -> Non
 
 
 async def test_a_sandbox_without_a_checkout_is_reported(harness: GitHarness) -> None:
-    sandbox = await harness.yard.services.sandboxes.create_sandbox(harness.owner)
+    sandbox = await harness.platform.services.sandboxes.create_sandbox(harness.owner)
     with pytest.raises(NoCheckoutError):
-        await harness.yard.services.git.get_status(harness.owner, sandbox.id)
+        await harness.platform.services.git.get_status(harness.owner, sandbox.id)
     with pytest.raises(NoCheckoutError):
-        await harness.yard.services.git.push(harness.owner, sandbox.id)
+        await harness.platform.services.git.push(harness.owner, sandbox.id)
 
 
 async def test_a_project_without_a_repository_cannot_be_cloned(harness: GitHarness) -> None:
-    project = await harness.yard.services.projects.create(harness.owner, "empty")
-    _, sandbox = await harness.yard.services.sessions.create(harness.owner, project_id=project.id)
+    project = await harness.platform.services.projects.create(harness.owner, "empty")
+    _, sandbox = await harness.platform.services.sessions.create(harness.owner, project_id=project.id)
     with pytest.raises(ConflictError, match="no repository"):
-        await harness.yard.services.git.clone(harness.owner, sandbox.id)
+        await harness.platform.services.git.clone(harness.owner, sandbox.id)
 
 
 async def test_a_missing_base_branch_is_reported(harness: GitHarness) -> None:
-    sandbox = await harness.yard.services.sandboxes.create_sandbox(harness.owner, project_id=harness.project_id)
-    operation = await harness.yard.services.git.clone(harness.owner, sandbox.id, base_branch="nowhere")
+    sandbox = await harness.platform.services.sandboxes.create_sandbox(harness.owner, project_id=harness.project_id)
+    operation = await harness.platform.services.git.clone(harness.owner, sandbox.id, base_branch="nowhere")
     with pytest.raises(SandyardError, match=r"no branch 'nowhere'.*main"):
         await harness.complete(operation)
 
 
 async def test_a_branch_of_somebody_else_is_not_overwritten(harness: GitHarness) -> None:
-    git = harness.yard.services.git
+    git = harness.platform.services.git
     _, sandbox = await harness.create_session()
     harness.origin.git("branch", "release", "main")
     await harness.complete(
@@ -484,7 +486,7 @@ async def test_a_branch_of_somebody_else_is_not_overwritten(harness: GitHarness)
 
 
 async def test_code_is_cloned_only_into_sandboxes_of_the_project(harness: GitHarness) -> None:
-    services = harness.yard.services
+    services = harness.platform.services
     other = await services.projects.create(harness.owner, "other", repository=str(harness.origin.path))
     sandboxes = [
         await services.sandboxes.create_sandbox(harness.owner),
@@ -502,7 +504,7 @@ async def test_code_is_cloned_only_into_sandboxes_of_the_project(harness: GitHar
 
 async def test_a_checkout_outside_its_project_is_not_synchronized(harness: GitHarness) -> None:
     """In a session outside the project nothing is fetched or pushed with the project's credential."""
-    services = harness.yard.services
+    services = harness.platform.services
     row, sandbox = await harness.create_session()
     saved = await harness.complete(await services.git.checkpoint(harness.owner, sandbox.id))
     async with services.database.transaction() as tx:
@@ -521,7 +523,7 @@ async def test_a_checkout_outside_its_project_is_not_synchronized(harness: GitHa
 
 
 async def test_a_snapshot_of_a_project_is_not_a_template_for_others(harness: GitHarness) -> None:
-    services = harness.yard.services
+    services = harness.platform.services
     row, _ = await harness.create_session()
     snapshot = str((await services.sessions.save_snapshot(harness.owner, row.id)).checkpoint)
     other = await services.projects.create(harness.owner, "other", settings=ProjectSettings(template=snapshot))
@@ -544,7 +546,7 @@ async def test_a_snapshot_of_a_project_is_not_a_template_for_others(harness: Git
 
 async def test_a_former_member_has_no_access_to_the_code_and_credential(harness: GitHarness) -> None:
     """The sandbox stays theirs; the project's code and credential do not."""
-    services = harness.yard.services
+    services = harness.platform.services
     member = await services.users.create(harness.owner, "member", "member")
     person = Principal(member.id, "member", "member", "test")
     await services.projects.add_member(harness.owner, harness.project_id, member.id)
@@ -569,7 +571,7 @@ async def test_a_former_member_has_no_access_to_the_code_and_credential(harness:
 
 async def test_a_sandbox_cannot_push_the_commit_of_another(harness: GitHarness) -> None:
     """Its git claims that there is nothing new and that it is at a commit which came out of another sandbox."""
-    services = harness.yard.services
+    services = harness.platform.services
     _, secret = await harness.create_session()
     theirs = await harness.commit(secret, secret="s3cret")
     await harness.complete(await services.git.checkpoint(harness.owner, secret.id))
@@ -593,7 +595,7 @@ exec /usr/bin/git "$@"
 
 
 async def test_a_sandbox_cannot_send_the_commit_of_another_in_an_empty_bundle(harness: GitHarness) -> None:
-    services = harness.yard.services
+    services = harness.platform.services
     _, secret = await harness.create_session()
     theirs = await harness.commit(secret, secret="s3cret")
     await harness.complete(await services.git.checkpoint(harness.owner, secret.id))
@@ -620,12 +622,12 @@ async def test_equal_work_trees_of_two_sandboxes_are_saved(harness: GitHarness) 
         _, sandbox = await harness.create_session()
         await harness.run(sandbox, "git checkout -q main && echo loose > l.txt")
         for _ in range(2):
-            saved = await harness.complete(await harness.yard.services.git.checkpoint(harness.owner, sandbox.id))
+            saved = await harness.complete(await harness.platform.services.git.checkpoint(harness.owner, sandbox.id))
             assert saved["changed"] == 1
 
 
 async def test_a_paused_sandbox_is_not_compared_with_commits_of_others(harness: GitHarness) -> None:
-    services = harness.yard.services
+    services = harness.platform.services
     _, other = await harness.create_session()
     theirs = await harness.commit(other, secret="s3cret")
     await harness.complete(await services.git.checkpoint(harness.owner, other.id))
@@ -639,7 +641,7 @@ async def test_a_paused_sandbox_is_not_compared_with_commits_of_others(harness: 
 
 
 async def test_discarded_work_can_be_restored(harness: GitHarness) -> None:
-    services = harness.yard.services
+    services = harness.platform.services
     row, sandbox = await harness.create_session()
     await harness.run(sandbox, "echo loose > l.txt")
     done = await harness.complete(await services.git.discard(harness.owner, sandbox.id, everything=True))
@@ -649,7 +651,7 @@ async def test_discarded_work_can_be_restored(harness: GitHarness) -> None:
 
 
 async def test_a_checkpoint_is_restored_after_the_checkout_was_deleted(harness: GitHarness) -> None:
-    services = harness.yard.services
+    services = harness.platform.services
     row, sandbox = await harness.create_session()
     saved = await harness.complete(await services.git.checkpoint(harness.owner, sandbox.id))
     await harness.run(sandbox, "rm -rf .git")

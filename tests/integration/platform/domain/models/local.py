@@ -20,7 +20,7 @@ class LocalLines:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
-    async def lines(self) -> AsyncIterator[str]:
+    async def read_lines(self) -> AsyncIterator[str]:
         assert self.process.stdout is not None
         marked = False
         while line := (await self.process.stdout.readline()).decode().strip("\n"):
@@ -28,7 +28,7 @@ class LocalLines:
                 yield line
             marked = marked or line == ":: mark"
 
-    def say(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(line.encode() + b"\n")
 

@@ -23,7 +23,7 @@ from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.models.tunnel import RequestMemory, ResponseWriter, TunnelError, TunnelRequest
 from sandyard.platform.domain.models.tunnel_keeper import OPEN_TIMEOUT_S, TunnelKeeper
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
-from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard, until
+from tests.integration.platform.domain.sandboxes.platform_harness import DEADLINE, PlatformHarness, until
 from tests.unit.platform.domain.models.people import KEY, Scene, Speaker, played
 from tests.unit.platform.domain.models.upstream import Reply, Seen, Upstream, chat
 
@@ -31,14 +31,14 @@ HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 
 
 async def list_calls(scene: Scene) -> list[ModelCall]:
-    async with scene.yard.services.database.reading() as session:
+    async with scene.platform.services.database.reading() as session:
         return list(await session.scalars(select(ModelCall).order_by(ModelCall.id)))
 
 
-async def test_a_model_call_is_forwarded_and_counted(yard: Yard, upstream: Upstream) -> None:
-    scene = await played(yard, upstream)
+async def test_a_model_call_is_forwarded_and_counted(platform: PlatformHarness, upstream: Upstream) -> None:
+    scene = await played(platform, upstream)
     turn = await scene.turn()
-    with yard.services.models.count_for_turn(scene.sandbox.id, turn):
+    with platform.services.models.count_for_turn(scene.sandbox.id, turn):
         output = await scene.run(f"print(ask(body={HELLO!r})[:2])")
     assert output.startswith("(200, ")
     seen = upstream.seen[0]
@@ -49,12 +49,12 @@ async def test_a_model_call_is_forwarded_and_counted(yard: Yard, upstream: Upstr
     (row,) = await list_calls(scene)
     assert (row.session_id, row.turn_id, row.model, row.status) == (scene.session.id, turn.id, "tiny", 200)
     assert (row.input_tokens, row.output_tokens, row.cache_read_tokens, row.cost_micros) == (10, 5, 4, 20)
-    spent = await yard.services.models.get_usage(turn_id=turn.id)
+    spent = await platform.services.models.get_usage(turn_id=turn.id)
     assert (spent.calls, spent.tokens, spent.cost_usd, spent.unpriced) == (1, 15, 0.00002, 0)
 
 
 async def test_a_stream_is_delivered_piece_by_piece(
-    yard: Yard, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    platform: PlatformHarness, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The model continues only when the agent has confirmed, with another request, what it received so far."""
     monkeypatch.setattr(gateway, "RECORD_USAGE_EVERY_S", 0)
@@ -77,7 +77,7 @@ async def test_a_stream_is_delivered_piece_by_piece(
         await reply.end()
 
     upstream.handler = handler
-    scene = await played(yard, upstream)
+    scene = await played(platform, upstream)
     output = await scene.run(
         """
 stream, heard = opened(body={"model": "tiny", "stream": True, "messages": []}), []
@@ -93,9 +93,9 @@ print(heard, line)"""
     assert (streamed.output_tokens, streamed.status, streamed.error) == (3, 200, None)
 
 
-async def test_the_api_key_never_reaches_the_sandbox(yard: Yard, upstream: Upstream) -> None:
+async def test_the_api_key_never_reaches_the_sandbox(platform: PlatformHarness, upstream: Upstream) -> None:
     async def echo(seen: Seen, reply: Reply) -> None:
-        """A provider that echoes the key: in a header, in pieces, in an error."""
+        """Respond like a provider that echoes the key: in a header, in pieces, in an error."""
         authorization = seen.headers["authorization"].encode()
         if seen.json.get("fail"):
             await reply.whole(
@@ -108,25 +108,25 @@ async def test_the_api_key_never_reaches_the_sandbox(yard: Yard, upstream: Upstr
         await reply.end()
 
     upstream.handler = echo
-    scene = await played(yard, upstream)
+    scene = await played(platform, upstream)
     output = await scene.run("for body in ({'fail': 1}, {'model': 'tiny'}): print(ask(body=body))")
     assert "*" * len(KEY) in output
-    searched = await scene.yard.run(
+    searched = await scene.platform.run(
         scene.sandbox,
         "ps axeww; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n'; env; "
         "grep -rlaF 'planted-8c1f0a97' /tmp /home /root /etc /var /run 2>/dev/null; true",
     )
     rows = await list_calls(scene)
-    events = await yard.list_event_kinds(prefix="")
+    events = await platform.list_event_kinds(prefix="")
     for text in (output, searched, repr([(row.error, row.model) for row in rows]), repr(events)):
         assert KEY not in text
     assert [row.status for row in rows] == [401, 200]
-    database = Path(str(yard.services.database.url.database))
+    database = Path(str(platform.services.database.url.database))
     assert not any(KEY.encode() in path.read_bytes() for path in database.parent.glob("platform.db*"))
 
 
-async def test_wrong_capabilities_and_unknown_paths_are_rejected(yard: Yard, upstream: Upstream) -> None:
-    scene = await played(yard, upstream)
+async def test_wrong_capabilities_and_unknown_paths_are_rejected(platform: PlatformHarness, upstream: Upstream) -> None:
+    scene = await played(platform, upstream)
     output = await scene.run(
         """
 good = said["capability"]
@@ -143,16 +143,16 @@ print(ask(body={})[0])"""
     assert await list_calls(scene) == []
 
 
-async def test_calls_over_the_budget_are_rejected(yard: Yard, upstream: Upstream) -> None:
-    scene = await played(yard, upstream, tasks={"monthlyBudget": {"tokens": 25}})
+async def test_calls_over_the_budget_are_rejected(platform: PlatformHarness, upstream: Upstream) -> None:
+    scene = await played(platform, upstream, tasks={"monthlyBudget": {"tokens": 25}})
     turn, reported = await scene.turn(), []
 
     async def record(turn_id: str, sentence: str) -> None:
         reported.append((turn_id, sentence))
 
-    yard.services.models.over_budget_hooks.append(record)
-    await yard.services.models.check_budget(scene.session)
-    with yard.services.models.count_for_turn(scene.sandbox.id, turn):
+    platform.services.models.over_budget_hooks.append(record)
+    await platform.services.models.check_budget(scene.session)
+    with platform.services.models.count_for_turn(scene.sandbox.id, turn):
         output = await scene.run(f"for _ in range(3): print(json.dumps(ask(body={HELLO!r})))")
     statuses = [json.loads(line) for line in output.splitlines()]
     assert [status for status, _, _ in statuses] == [200, 200, 402]
@@ -172,7 +172,7 @@ async def _has_two(reported: list[tuple[str, str]]) -> bool:
     return len(reported) == 2
 
 
-async def test_an_abandoned_response_is_counted(yard: Yard, upstream: Upstream) -> None:
+async def test_an_abandoned_response_is_counted(platform: PlatformHarness, upstream: Upstream) -> None:
     """Otherwise a client could spend without limit by disconnecting before the provider reports the usage."""
 
     async def endless(seen: Seen, reply: Reply) -> None:
@@ -185,7 +185,7 @@ async def test_an_abandoned_response_is_counted(yard: Yard, upstream: Upstream) 
             await asyncio.sleep(0.01)
 
     upstream.handler = endless
-    scene = await played(yard, upstream)
+    scene = await played(platform, upstream)
     await scene.run(
         "stream = opened(body={'model': 'tiny', 'stream': True, 'messages': ['x' * 4000]})\nstream.readline(); stream.close()\n"
         "ask(body={'model': 'tiny', 'messages': ['x' * 4000]})"
@@ -201,8 +201,8 @@ async def _are_counted(scene: Scene) -> bool:
     return len(rows) == 2 and all((row.output_tokens or 0) >= 1 for row in rows)
 
 
-async def test_an_ambiguous_request_body_is_rejected(yard: Yard, upstream: Upstream) -> None:
-    scene = await played(yard, upstream)
+async def test_an_ambiguous_request_body_is_rejected(platform: PlatformHarness, upstream: Upstream) -> None:
+    scene = await played(platform, upstream)
     twice = '{"model": "dear", "model": "tiny", "messages": []}'
     output = await scene.run(f"print(ask(body={ {**HELLO, 'background': True}!r})[0])")
     assert output.strip() == "200"
@@ -211,8 +211,8 @@ async def test_an_ambiguous_request_body_is_rejected(yard: Yard, upstream: Upstr
         parse_body(twice.encode(), ModelRequest("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT)
 
 
-async def test_hosted_tools_are_rejected_unless_allowed(yard: Yard, upstream: Upstream) -> None:
-    scene = await played(yard, upstream, agent={"hosted_tools": ["scripted/plugins", "other/web_search"]})
+async def test_hosted_tools_are_rejected_unless_allowed(platform: PlatformHarness, upstream: Upstream) -> None:
+    scene = await played(platform, upstream, agent={"hosted_tools": ["scripted/plugins", "other/web_search"]})
     with_search, with_plugins = {**HELLO, "web_search_options": {}}, {**HELLO, "plugins": [{"id": "web"}]}
     output = await scene.run(f"print(ask(body={with_search!r})); print(ask(body={with_plugins!r})[0])")
     rejected, allowed = output.strip().splitlines()
@@ -222,15 +222,15 @@ async def test_hosted_tools_are_rejected_unless_allowed(yard: Yard, upstream: Up
     assert [seen.json for seen in upstream.seen] == [with_plugins]
 
 
-async def test_a_budget_in_dollars_needs_a_price(yard: Yard, upstream: Upstream) -> None:
-    scene = await played(yard, upstream, tasks={"monthlyBudget": {"usd": 1}})
+async def test_a_budget_in_dollars_needs_a_price(platform: PlatformHarness, upstream: Upstream) -> None:
+    scene = await played(platform, upstream, tasks={"monthlyBudget": {"usd": 1}})
     output = await scene.run("print(ask(body={'model': 'unknown'})[:2], ask(body={'model': 'tiny'})[0])")
     assert "402" in output
     assert "is unknown" in output
     assert output.strip().endswith("200")
 
 
-async def test_a_failed_call_to_the_provider_is_recorded(yard: Yard, upstream: Upstream) -> None:
+async def test_a_failed_call_to_the_provider_is_recorded(platform: PlatformHarness, upstream: Upstream) -> None:
     async def broken(seen: Seen, reply: Reply) -> None:
         if seen.json["model"] == "half":
             await reply.head(200, content_type="application/json", content_length="100")
@@ -238,7 +238,7 @@ async def test_a_failed_call_to_the_provider_is_recorded(yard: Yard, upstream: U
         reply.writer.close()
 
     upstream.handler = broken
-    scene = await played(yard, upstream)
+    scene = await played(platform, upstream)
     output = await scene.run(
         """
 print(ask(body={"model": "none"})[0])
@@ -251,7 +251,7 @@ except http.client.IncompleteRead: print("cut")"""
     assert all(row.error for row in rows)
 
 
-async def test_a_rejected_api_key_is_reported_to_the_turn(yard: Yard, upstream: Upstream) -> None:
+async def test_a_rejected_api_key_is_reported_to_the_turn(platform: PlatformHarness, upstream: Upstream) -> None:
     """The platform notifies the turn, with the provider's name; temporary failures are only recorded."""
     responses = [(529, "overloaded"), (200, "ok"), (401, f"no such key: {KEY}")]
 
@@ -260,8 +260,8 @@ async def test_a_rejected_api_key_is_reported_to_the_turn(yard: Yard, upstream: 
         await reply.whole({"error": {"message": message}}, status=status)
 
     upstream.handler = refuse
-    scene = await played(yard, upstream)
-    models, turn, reported = yard.services.models, await scene.turn(), list[tuple[str, Fault]]()
+    scene = await played(platform, upstream)
+    models, turn, reported = platform.services.models, await scene.turn(), list[tuple[str, Fault]]()
 
     async def record(turn_id: str, fault: Fault) -> None:
         reported.append((turn_id, fault))
@@ -286,14 +286,14 @@ async def test_a_rejected_api_key_is_reported_to_the_turn(yard: Yard, upstream: 
     assert models.get_fault(turn.id) is None
 
 
-async def test_the_request_ends_when_the_agent_disconnects(yard: Yard, upstream: Upstream) -> None:
+async def test_the_request_ends_when_the_agent_disconnects(platform: PlatformHarness, upstream: Upstream) -> None:
     async def endless(seen: Seen, reply: Reply) -> None:
         await reply.stream()
         await reply.event({"choices": []})
         await asyncio.Event().wait()
 
     upstream.handler = endless
-    scene = await played(yard, upstream)
+    scene = await played(platform, upstream)
     await scene.run(
         'stream = opened(body={"model": "tiny", "stream": True}); print(stream.readline()); import os; os._exit(0)'
     )
@@ -306,10 +306,10 @@ async def test_the_request_ends_when_the_agent_disconnects(yard: Yard, upstream:
         )
 
     await until(is_recorded, "the call is recorded")
-    assert (await yard.services.models.get_usage()).estimated == 1
+    assert (await platform.services.models.get_usage()).estimated == 1
 
 
-async def test_calls_continue_after_an_engine_outage_and_a_pause(yard: Yard, upstream: Upstream) -> None:
+async def test_calls_continue_after_an_engine_outage_and_a_pause(platform: PlatformHarness, upstream: Upstream) -> None:
     asked = asyncio.Event()
 
     async def silent(seen: Seen, reply: Reply) -> None:
@@ -317,7 +317,7 @@ async def test_calls_continue_after_an_engine_outage_and_a_pause(yard: Yard, ups
         await asyncio.Event().wait()
 
     upstream.handler = silent
-    scene = await played(yard, upstream)
+    scene = await played(platform, upstream)
     running = asyncio.ensure_future(scene.run(f"print(ask(body={HELLO!r})[0])"))
     await asked.wait()
     (row,) = await list_calls(scene)
@@ -325,17 +325,17 @@ async def test_calls_continue_after_an_engine_outage_and_a_pause(yard: Yard, ups
     assert (row.input_tokens or 0) >= len(json.dumps(HELLO)) // 4
     assert (row.cost_micros or 0) > 0
     upstream.handler = chat
-    await yard.engine_proxy.stop()
-    await yard.reconnect_engine()
+    await platform.engine_proxy.stop()
+    await platform.reconnect_engine()
     assert (await running).strip() == "200"  # the request was repeated without the agent noticing
-    await yard.services.lifecycle.pause(await yard.reload(scene.sandbox))
+    await platform.services.lifecycle.pause(await platform.reload(scene.sandbox))
     assert (await scene.run(f"print(ask(body={HELLO!r})[0])")).strip() == "200"  # the command has resumed it
 
 
 async def test_the_tunnel_recovers_from_a_database_outage(
-    yard: Yard, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+    platform: PlatformHarness, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene, rows, failed = await played(yard, upstream), yard.services.lifecycle.repository, asyncio.Event()
+    scene, rows, failed = await played(platform, upstream), platform.services.lifecycle.repository, asyncio.Event()
     real = rows.get
 
     async def get(sandbox_id: str) -> Sandbox:
@@ -346,14 +346,14 @@ async def test_the_tunnel_recovers_from_a_database_outage(
         return await real(sandbox_id)
 
     monkeypatch.setattr(rows, "get", get)
-    await yard.engine_proxy.stop()
-    await yard.reconnect_engine()
+    await platform.engine_proxy.stop()
+    await platform.reconnect_engine()
     async with asyncio.timeout(DEADLINE):
         await failed.wait()
     assert (await scene.run(f"print(ask(body={HELLO!r})[0])")).strip() == "200"
 
 
-async def test_waiting_fails_for_a_tunnel_that_is_stopped_before_it_starts(yard: Yard) -> None:
+async def test_waiting_fails_for_a_tunnel_that_is_stopped_before_it_starts(platform: PlatformHarness) -> None:
     async def serve_nothing(asking: TunnelRequest, answer: ResponseWriter) -> None:
         raise AssertionError
 
@@ -361,7 +361,7 @@ async def test_waiting_fails_for_a_tunnel_that_is_stopped_before_it_starts(yard:
         raise AssertionError
 
     keeper = TunnelKeeper(
-        yard.services.lifecycle, "sbx_none", "usr_none", serve_nothing, RequestMemory(1), on_give_up=never
+        platform.services.lifecycle, "sbx_none", "usr_none", serve_nothing, RequestMemory(1), on_give_up=never
     )
     stopping = asyncio.create_task(stop(keeper))  # starts before the keeper's own task
     keeper.start()
@@ -375,10 +375,10 @@ async def stop(keeper: TunnelKeeper) -> None:
     await keeper.stop()
 
 
-async def test_another_process_takes_over_the_tunnel(yard: Yard, upstream: Upstream) -> None:
+async def test_another_process_takes_over_the_tunnel(platform: PlatformHarness, upstream: Upstream) -> None:
     """As after kill -9: the next process serves the waiting requests, with the same capability and port."""
-    scene = await played(yard, upstream)
-    services = yard.services
+    scene = await played(platform, upstream)
+    services = platform.services
     await services.models.detach(scene.sandbox.id)
     running = asyncio.ensure_future(scene.run(f"print(ask(body={HELLO!r})[0])"))
     vault = services.models.providers.vault
@@ -399,10 +399,10 @@ async def test_another_process_takes_over_the_tunnel(yard: Yard, upstream: Upstr
         await second.close()
 
 
-async def test_attaching_does_not_resume_a_paused_sandbox(yard: Yard, upstream: Upstream) -> None:
-    scene = await played(yard, upstream)
-    await yard.services.models.detach(scene.sandbox.id)
-    row = await yard.services.lifecycle.pause(await yard.reload(scene.sandbox))
+async def test_attaching_does_not_resume_a_paused_sandbox(platform: PlatformHarness, upstream: Upstream) -> None:
+    scene = await played(platform, upstream)
+    await platform.services.models.detach(scene.sandbox.id)
+    row = await platform.services.lifecycle.pause(await platform.reload(scene.sandbox))
     with pytest.raises(SandboxNotRunningError):
-        await yard.services.models.attach(scene.session, row)
-    assert await yard.get_engine_state(row) == "paused"
+        await platform.services.models.attach(scene.session, row)
+    assert await platform.get_engine_state(row) == "paused"

@@ -147,12 +147,12 @@ async def test_a_request_is_cancelled_when_the_agent_disconnects(
 async def test_nothing_is_sent_after_an_agent_disconnects_on_a_slow_line(daemon: TunnelDaemon) -> None:
     process, size = await daemon.bridge(limit=70_000), 900_000
     lines = LocalLines(process)
-    frames = lines.lines()
+    frames = lines.read_lines()
     async with asyncio.timeout(60):
         _, writer = await asyncio.open_connection("127.0.0.1", json.loads(await anext(frames))["port"])
         writer.write(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
         number = json.loads(await anext(frames))["id"]
-        lines.say(json.dumps({"t": "want", "id": number, "n": size}))
+        lines.send_line(json.dumps({"t": "want", "id": number, "n": size}))
         await asyncio.sleep(0.5)  # more data is pending than the line accepts
         writer.close()
         while (frame := json.loads(await anext(frames)))["t"] != "cancel":
@@ -235,13 +235,13 @@ class HostileLines:
         self._frames = [frame if isinstance(frame, str) else json.dumps(frame) for frame in frames]
         self.sent: list[dict[str, object]] = []
 
-    async def lines(self) -> AsyncIterator[str]:
+    async def read_lines(self) -> AsyncIterator[str]:
         for frame in self._frames:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             yield frame
 
-    def say(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         self.sent.append(json.loads(line))
 
     async def drain(self) -> None:
@@ -286,7 +286,7 @@ async def test_requests_over_the_limit_are_cut() -> None:
 class BurstLines(HostileLines):
     """All lines arrive at once, except the last."""
 
-    async def lines(self) -> AsyncIterator[str]:
+    async def read_lines(self) -> AsyncIterator[str]:
         *most, last = self._frames
         for frame in most:
             yield frame

@@ -16,7 +16,7 @@ from sandyard.platform.domain.agents.profiles.model import Install, Launch, Laun
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.users.model import Principal
-from tests.integration.platform.domain.sandboxes.yard import Yard
+from tests.integration.platform.domain.sandboxes.platform_harness import PlatformHarness
 
 BARE = BuiltInProfile(
     name="bare", title="Bare", description="Needs nothing.", make_launch=lambda _: Launch(argv=("true",))
@@ -67,32 +67,32 @@ class Remote:
 
 @dataclass
 class PreparationHarness:
-    yard: Yard
+    platform: PlatformHarness
     remote: Remote
     owner: Principal
     project: Project
 
     async def update_settings(self, **settings: Any) -> None:
-        self.project = await self.yard.services.projects.update(
+        self.project = await self.platform.services.projects.update(
             self.owner, self.project.id, settings=ProjectSettings.model_validate(settings)
         )
 
     async def prepare(self, profile: Any = BARE, caller: Principal | None = None, **wanted: Any) -> Preparation:
         options = {"base_branch": None, **wanted}
-        return await self.yard.services.preparations.prepare(
+        return await self.platform.services.preparations.prepare(
             caller or self.owner, self.project, profile=profile, **options
         )
 
     async def create_session(self, preparation: Preparation | None = None, **wanted: Any) -> tuple[Session, Sandbox]:
         """Create a session and wait for its checkout."""
-        row, sandbox = await self.yard.services.sessions.create(
+        row, sandbox = await self.platform.services.sessions.create(
             self.owner, project_id=self.project.id, preparation=preparation, **wanted
         )
         await self.wait_for_checkout(sandbox)
         return row, sandbox
 
     async def wait_for_checkout(self, sandbox: Sandbox) -> dict[str, Any]:
-        git = self.yard.services.git
+        git = self.platform.services.git
         page = await git.list_operations(self.owner, PageRequest(), sandbox_id=sandbox.id)
         row = await git.operations.wait(page.items[-1].id, 60)
         git.operations.raise_failure(row)
@@ -100,18 +100,18 @@ class PreparationHarness:
 
     async def run(self, sandbox: Sandbox, command: str) -> str:
         """Run a command in the checkout and return its output."""
-        services = self.yard.services
-        async with services.lifecycle.using(await self.yard.reload(sandbox)) as engine_id:
+        services = self.platform.services
+        async with services.lifecycle.using(await self.platform.reload(sandbox)) as engine_id:
             ran = await services.engine.programs.run(engine_id, ["bash", "-c", command], cwd="/home/user/workspace")
         assert ran.exit_code == 0, ran.stderr
         return ran.stdout.decode()
 
 
 @pytest.fixture
-async def harness(yard: Yard, tmp_path: Path) -> PreparationHarness:
+async def harness(platform: PlatformHarness, tmp_path: Path) -> PreparationHarness:
     remote = Remote(tmp_path / "origin.git")
     remote.git("init", "-q", "--bare", str(remote.path), cwd=tmp_path)
     remote.commit({"readme.md": "hello\n", ".gitignore": "node_modules/\n"})
-    owner = await yard.person("chief", "admin")
-    project = await yard.services.projects.create(owner, "site", repository=str(remote.path), base_branch="main")
-    return PreparationHarness(yard, remote, owner, project)
+    owner = await platform.person("chief", "admin")
+    project = await platform.services.projects.create(owner, "site", repository=str(remote.path), base_branch="main")
+    return PreparationHarness(platform, remote, owner, project)

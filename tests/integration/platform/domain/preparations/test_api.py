@@ -9,7 +9,7 @@ from tests.unit.platform.world import Person, client
 
 
 async def test_a_preparation_is_created_read_and_deleted(harness: PreparationHarness) -> None:
-    services = harness.yard.services
+    services = harness.platform.services
     issued = await services.users.create_token(harness.owner, "test")
     person, path = Person(harness.owner, issued.value.reveal()), f"/api/v1/projects/{harness.project.id}/preparations"
     await harness.update_settings(setup={"command": "echo wrong; exit 4"})

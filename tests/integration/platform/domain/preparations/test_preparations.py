@@ -21,7 +21,7 @@ from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.model import NewCommand, Status
 from tests.harness.engine import Engine
 from tests.integration.platform.domain.preparations.conftest import BARE, TOOL, PreparationHarness
-from tests.integration.platform.domain.sandboxes.yard import open_yard, until
+from tests.integration.platform.domain.sandboxes.platform_harness import open_platform, until
 
 SETUP = "mkdir -p node_modules && echo $CI-$A >node_modules/made && echo built >left.txt && echo changed >>readme.md\n"
 DEVCONTAINER = '{"image": "node:22", /* ours */ "containerEnv": {"A": "b"}, "postCreateCommand": "exit 1",}'
@@ -29,7 +29,7 @@ DEVCONTAINER = '{"image": "node:22", /* ours */ "containerEnv": {"A": "b"}, "pos
 
 async def wait_until_builder_is_gone(harness: PreparationHarness, preparation: Preparation) -> None:
     async def is_gone() -> bool:
-        row = await harness.yard.services.preparations.get(harness.owner, preparation.id)
+        row = await harness.platform.services.preparations.get(harness.owner, preparation.id)
         return row.sandbox_id is None
 
     await until(is_gone, "the builder is destroyed")
@@ -39,7 +39,7 @@ def no_installer_is_left(harness: PreparationHarness) -> Callable[[], Awaitable[
     """Return a condition: all sandboxes that installed agents are destroyed."""
 
     async def is_gone() -> bool:
-        async with harness.yard.services.database.reading() as session:
+        async with harness.platform.services.database.reading() as session:
             remaining = select(Sandbox.id).where(
                 Sandbox.agent_id == INSTALLER_AGENT_ID, Sandbox.status != Status.DESTROYED
             )
@@ -64,9 +64,9 @@ async def test_the_setup_runs_once_and_sessions_start_from_its_snapshot(harness:
     for text in ("node:22", "postCreateCommand", "readme.md", "left.txt"):
         assert text in output or text == "postCreateCommand", output
     await wait_until_builder_is_gone(harness, first)
-    assert not await harness.yard.list_engine_ids()
+    assert not await harness.platform.list_engine_ids()
     assert (await harness.prepare(TOOL)).id == first.id, "nothing is prepared again"
-    kinds = await harness.yard.list_event_kinds(prefix="preparation.")
+    kinds = await harness.platform.list_event_kinds(prefix="preparation.")
     assert (kinds.count("preparation.started"), kinds[0], kinds[-1]) == (1, "preparation.started", "preparation.ready")
 
     row, sandbox = await harness.create_session(first, envs={"X": "y"}, model="m", mode="plan")
@@ -75,10 +75,10 @@ async def test_the_setup_runs_once_and_sessions_start_from_its_snapshot(harness:
         sandbox, "cat node_modules/made left.txt ~/.tool/there ~/.tool/config readme.md; echo $A $X"
     )
     assert output == "true-b\nbuilt\n1\nplainhello\nb y\n"
-    checkout = await harness.yard.services.git.get_checkout(harness.owner, sandbox.id)
+    checkout = await harness.platform.services.git.get_checkout(harness.owner, sandbox.id)
     branch = f"session/untitled-session-{row.id[-4:]}"
     assert (checkout.branch, checkout.base_branch, checkout.base_commit) == (branch, "main", commit)
-    assert (await harness.yard.services.git.get_status(harness.owner, sandbox.id)).clean
+    assert (await harness.platform.services.git.get_status(harness.owner, sandbox.id)).clean
     refs = await harness.run(
         sandbox, "git symbolic-ref HEAD; git for-each-ref --format='%(refname)'; git config user.name"
     )
@@ -86,7 +86,7 @@ async def test_the_setup_runs_once_and_sessions_start_from_its_snapshot(harness:
         f"refs/heads/{branch}", f"refs/heads/{branch}", "refs/remotes/origin/HEAD", "refs/remotes/origin/main", "Sandyard",
     ]  # fmt: skip
     await harness.run(sandbox, "echo work >work.txt")
-    git = harness.yard.services.git
+    git = harness.platform.services.git
     done = await git.operations.wait((await git.commit(harness.owner, sandbox.id, message="feat: work")).id)
     git.operations.raise_failure(done)
     git.operations.raise_failure(await git.operations.wait((await git.push(harness.owner, sandbox.id)).id))
@@ -96,19 +96,19 @@ async def test_the_setup_runs_once_and_sessions_start_from_its_snapshot(harness:
 async def test_newer_commits_are_included_and_the_same_id_is_the_same_session(harness: PreparationHarness) -> None:
     first = await harness.prepare()
     newer = harness.remote.commit({"more.txt": "more\n"})
-    await harness.yard.services.git.refresh(harness.project)
-    sessions, wanted = harness.yard.services.sessions, {"preparation": first, "session_id": "ses_mine"}
+    await harness.platform.services.git.refresh(harness.project)
+    sessions, wanted = harness.platform.services.sessions, {"preparation": first, "session_id": "ses_mine"}
     requests = [sessions.create(harness.owner, project_id=harness.project.id, **wanted) for _ in range(3)]  # type: ignore[arg-type]
     created = await asyncio.gather(*requests)
     row, sandbox = created[0]
     assert {(one.id, box.id) for one, box in created} == {("ses_mine", sandbox.id)}
     await harness.wait_for_checkout(sandbox)
-    checkout = await harness.yard.services.git.get_checkout(harness.owner, sandbox.id)
+    checkout = await harness.platform.services.git.get_checkout(harness.owner, sandbox.id)
     assert (checkout.base_commit, await harness.run(sandbox, "git rev-parse HEAD")) == (newer, f"{newer}\n")
     assert await harness.run(sandbox, "cat more.txt; git status --porcelain") == "more\n"
     again, same = await sessions.create(harness.owner, project_id=harness.project.id, session_id="ses_mine")
     assert (again.id, same.id) == (row.id, sandbox.id)
-    other = await harness.yard.person("other", "admin")
+    other = await harness.platform.person("other", "admin")
     with pytest.raises(ConflictError):
         await sessions.create(other, session_id="ses_mine")
     second = await harness.prepare()
@@ -121,10 +121,10 @@ async def test_a_replacement_sandbox_is_prepared_too(harness: PreparationHarness
     await harness.update_settings(setup={"command": "mkdir node_modules && touch node_modules/made"})
     harness.remote.commit({"side.txt": "side\n"}, "side")
     made = await harness.prepare(base_branch="side")
-    services = harness.yard.services
+    services = harness.platform.services
     row, sandbox = await harness.create_session(made, base_branch="side")
     await harness.run(sandbox, "echo work >work.txt")
-    await services.lifecycle.destroy(await harness.yard.reload(sandbox))  # its work is saved in git
+    await services.lifecycle.destroy(await harness.platform.reload(sandbox))  # its work is saved in git
     row, second = await services.sessions.provision(harness.owner, row.id)
     await harness.wait_for_checkout(second)
     assert await harness.run(second, "ls node_modules; cat work.txt side.txt") == "made\nwork\nside\n"
@@ -157,16 +157,16 @@ async def test_an_agent_is_installed_once_per_template(harness: PreparationHarne
     _, sandbox = await harness.create_session(second)
     assert await harness.run(sandbox, "cat ~/.tool/there more.txt") == f"{installed}more\n"
 
-    snapshots = harness.yard.services.preparations.agent_snapshots
+    snapshots = harness.platform.services.preparations.agent_snapshots
     known = await snapshots.ensure(harness.owner.user_id, tool, "base")
     assert await snapshots.find(harness.owner.user_id, tool, "base") == known
     assert await snapshots.find(harness.owner.user_id, BARE, "base") == "base", "this agent installs nothing"
-    stranger = await harness.yard.person("stranger", "member")
+    stranger = await harness.platform.person("stranger", "member")
     assert await snapshots.find(stranger.user_id, tool, "base") == "base", "a user's own agent is not for others"
     with pytest.raises(InvalidInputError, match="no template"):
-        await harness.yard.services.sandboxes.create_sandbox(stranger, template=known)
+        await harness.platform.services.sandboxes.create_sandbox(stranger, template=known)
     newer = replace(tool, install=replace(chosen, version="2"))
-    await harness.yard.services.engine.delete_snapshot(known)
+    await harness.platform.services.engine.delete_snapshot(known)
     both = await asyncio.gather(*(snapshots.ensure(harness.owner.user_id, one, "base") for one in (tool, newer, newer)))
     assert known not in both, "a snapshot lost by the engine is created again"
     assert both[0] != both[1] == both[2]
@@ -179,7 +179,7 @@ async def test_an_agent_is_installed_once_per_template(harness: PreparationHarne
 
 async def test_the_sandbox_that_installs_an_agent_is_not_accessible(harness: PreparationHarness) -> None:
     """Its snapshot is used by everybody: the user who requested it first must not be able to change it."""
-    member, services = await harness.yard.person("member"), harness.yard.services
+    member, services = await harness.platform.person("member"), harness.platform.services
     wait = "echo fetching; until [ -e /tmp/go ]; do sleep 0.05; done; mkdir ~/.tool"
     tool = replace(TOOL, install=Install("1", ("test", "-e", "/home/user/.tool"), wait))
     reported: list[SnapshotBuild] = []
@@ -216,7 +216,7 @@ async def test_the_sandbox_that_installs_an_agent_is_not_accessible(harness: Pre
 
 
 async def test_the_sandbox_that_prepares_a_project_is_not_accessible(harness: PreparationHarness) -> None:
-    member, services = await harness.yard.person("member"), harness.yard.services
+    member, services = await harness.platform.person("member"), harness.platform.services
     await services.projects.add_member(harness.owner, harness.project.id, member.user_id)
     await harness.update_settings(setup={"command": "until [ -e /tmp/go ]; do sleep 0.05; done; echo ready"})
     preparing = asyncio.create_task(harness.prepare(caller=member))
@@ -249,24 +249,24 @@ async def test_a_failed_setup_is_reported_and_not_repeated_at_once(harness: Prep
         await harness.prepare()
     extra = caught.value.extra
     assert (extra["exitCode"], extra["outputTail"]) == (3, "wrong")
-    assert not await harness.yard.list_engine_ids(), "its sandbox is destroyed"
+    assert not await harness.platform.list_engine_ids(), "its sandbox is destroyed"
     with pytest.raises(PreparationFailedError, match="exited with code 3"):
         await harness.prepare()
-    page = await harness.yard.services.preparations.list(harness.owner, harness.project.id, PageRequest())
+    page = await harness.platform.services.preparations.list(harness.owner, harness.project.id, PageRequest())
     (row,) = page.items
     assert (row.status, row.error_code, row.sandbox_id) == ("failed", "preparation_failed", None)
-    kinds = await harness.yard.list_event_kinds(prefix="preparation.")
+    kinds = await harness.platform.list_event_kinds(prefix="preparation.")
     assert kinds.count("preparation.started") == 1, "it is not repeated so soon"
     with pytest.raises(PreparationFailedError, match="exited with code 3"):
         await harness.prepare(again=True)
-    assert (await harness.yard.list_event_kinds(prefix="preparation.")).count("preparation.started") == 2
+    assert (await harness.platform.list_event_kinds(prefix="preparation.")).count("preparation.started") == 2
     await harness.update_settings(setup={"command": "true"})
     assert (await harness.prepare()).status == "ready"
 
 
 async def test_a_stranger_cannot_use_a_preparation(harness: PreparationHarness) -> None:
     made = await harness.prepare()
-    stranger, services = await harness.yard.person("stranger"), harness.yard.services
+    stranger, services = await harness.platform.person("stranger"), harness.platform.services
     with pytest.raises(NotFoundError):
         await services.preparations.get(stranger, made.id)
     with pytest.raises(NotFoundError):
@@ -287,20 +287,20 @@ async def test_a_stranger_cannot_use_a_preparation(harness: PreparationHarness) 
         with pytest.raises(InvalidInputError, match="template"):
             await services.sandboxes.create_sandbox(stranger, template=name)
         if name == name.strip():  # a project accepts no other name
-            own = await harness.yard.project(stranger, template=name)
+            own = await harness.platform.project(stranger, template=name)
             with pytest.raises(InvalidInputError, match="template"):
                 await services.sessions.create(stranger, project_id=own)
     with pytest.raises(NotFoundError):
         await services.sessions.create(stranger, project_id=harness.project.id, preparation=made)
-    other = await harness.yard.project(stranger)
+    other = await harness.platform.project(stranger)
     with pytest.raises(InvalidInputError, match="another project"):
         await services.sessions.create(stranger, project_id=other, preparation=made)
 
 
 async def test_a_preparation_is_only_for_sandboxes_of_its_project(harness: PreparationHarness) -> None:
     made = await harness.prepare()
-    services, snapshot = harness.yard.services, made.snapshot or ""
-    other = await harness.yard.project(harness.owner)
+    services, snapshot = harness.platform.services, made.snapshot or ""
+    other = await harness.platform.project(harness.owner)
     for project_id in (None, other):
         with pytest.raises(InvalidInputError, match="sandbox of that project"):
             await services.sandboxes.create_sandbox(harness.owner, template=snapshot, project_id=project_id)
@@ -319,7 +319,7 @@ async def test_a_preparation_is_only_for_sandboxes_of_its_project(harness: Prepa
 
 
 async def test_unused_snapshots_are_deleted_and_lost_ones_replaced(harness: PreparationHarness) -> None:
-    services = harness.yard.services
+    services = harness.platform.services
     made = await harness.prepare()
     await wait_until_builder_is_gone(harness, made)
     await services.preparations.tidy(timedelta(days=1))
@@ -346,11 +346,11 @@ async def test_an_interrupted_preparation_is_cleaned_up_by_the_next_platform(
     harness: PreparationHarness, engine_process: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await harness.update_settings(setup={"command": "sleep 60"})
-    preparations = harness.yard.services.preparations
+    preparations = harness.platform.services.preparations
     waiting = asyncio.create_task(harness.prepare())
 
     async def is_running() -> bool:
-        async with harness.yard.services.database.reading() as session:
+        async with harness.platform.services.database.reading() as session:
             row = await session.get(Preparation, next(iter(preparations.builds), ""))
         return row is not None and "running" in row.detail["step"]
 
@@ -361,7 +361,7 @@ async def test_an_interrupted_preparation_is_cleaned_up_by_the_next_platform(
     page = await preparations.list(harness.owner, harness.project.id, PageRequest())
     (row,) = page.items
     assert row.status == "preparing" and row.sandbox_id is not None
-    async with open_yard(tmp_path, engine_process, monkeypatch) as second:
+    async with open_platform(tmp_path, engine_process, monkeypatch) as second:
         next_preparations = second.services.preparations
 
         async def find_destroyed_builder() -> Sandbox | None:
@@ -381,7 +381,7 @@ async def test_an_interrupted_preparation_is_cleaned_up_by_the_next_platform(
 
 
 async def test_an_unrecorded_snapshot_is_deleted(harness: PreparationHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    preparations, services = harness.yard.services.preparations, harness.yard.services
+    preparations, services = harness.platform.services.preparations, harness.platform.services
     taken: list[str] = []
 
     async def wait_forever(preparation_id: str, snapshot: str, seconds: float) -> Preparation:
@@ -396,7 +396,7 @@ async def test_an_unrecorded_snapshot_is_deleted(harness: PreparationHarness, mo
     waiting = asyncio.create_task(harness.prepare())
     await until(is_taken, "the snapshot is taken")
     (flight,) = preparations.builds.values()
-    engine_id = (await harness.yard.reload(flight.sandbox)).engine_id or ""
+    engine_id = (await harness.platform.reload(flight.sandbox)).engine_id or ""
     assert list(await services.engine.list_snapshots(engine_id)) == taken
     flight.task.cancel()
     with pytest.raises(StoppingError):
@@ -404,7 +404,7 @@ async def test_an_unrecorded_snapshot_is_deleted(harness: PreparationHarness, mo
     await preparations.recover()
 
     async def is_gone() -> bool:
-        return not await services.engine.list_snapshots(engine_id) and not await harness.yard.list_engine_ids()
+        return not await services.engine.list_snapshots(engine_id) and not await harness.platform.list_engine_ids()
 
     await until(is_gone, "the snapshot and the sandbox are deleted")
     monkeypatch.undo()
@@ -414,7 +414,7 @@ async def test_an_unrecorded_snapshot_is_deleted(harness: PreparationHarness, mo
 async def test_a_preparation_can_start_again_while_it_is_deleted(
     harness: PreparationHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, preparations = harness.yard.services.engine, harness.yard.services.preparations
+    engine, preparations = harness.platform.services.engine, harness.platform.services.preparations
     made = await harness.prepare()
     delete = engine.delete_snapshot
 

@@ -8,7 +8,7 @@ import pytest
 
 from sandyard.kit.errors import NotFoundError
 from sandyard.platform.domain.sandboxes.terminals import Terminals, Viewer
-from tests.integration.platform.domain.sandboxes.yard import DEADLINE, Yard, until
+from tests.integration.platform.domain.sandboxes.platform_harness import DEADLINE, PlatformHarness, until
 
 
 async def wait_for_text(viewer: Viewer, text: bytes) -> bytes:
@@ -28,12 +28,12 @@ async def wait_for_end(viewer: Viewer) -> None:
             pass
 
 
-async def test_viewers_share_a_shell_and_a_late_viewer_sees_earlier_output(yard: Yard) -> None:
-    terminals, row = yard.services.terminals, await yard.create_sandbox()
-    shell_row = await terminals.open(yard.owner, row.id, 100, 30)
+async def test_viewers_share_a_shell_and_a_late_viewer_sees_earlier_output(platform: PlatformHarness) -> None:
+    terminals, row = platform.services.terminals, await platform.create_sandbox()
+    shell_row = await terminals.open(platform.owner, row.id, 100, 30)
     async with (
-        terminals.view(yard.owner, row.id, shell_row.id) as (shell, first),
-        terminals.view(yard.owner, row.id, shell_row.id) as (same, second),
+        terminals.view(platform.owner, row.id, shell_row.id) as (shell, first),
+        terminals.view(platform.owner, row.id, shell_row.id) as (same, second),
     ):
         assert same is shell
         await terminals.write(shell, b'echo "<$(stty size)>"\n')
@@ -41,129 +41,129 @@ async def test_viewers_share_a_shell_and_a_late_viewer_sees_earlier_output(yard:
         await terminals.resize(shell, 120, 40)
         await terminals.write(shell, b'echo "<$(stty size)>"\n')
         await asyncio.gather(wait_for_text(first, b"<40 120>"), wait_for_text(second, b"<40 120>"))
-        async with terminals.view(yard.owner, row.id, shell_row.id) as (_, third):
+        async with terminals.view(platform.owner, row.id, shell_row.id) as (_, third):
             screen = await wait_for_text(third, b"<40 120>")
             assert b"<30 100>" in screen, "a late viewer sees earlier output"
     assert shell.viewers == set()
-    assert [found.id for found in await terminals.list(yard.owner, row.id)] == [shell_row.id]
+    assert [found.id for found in await terminals.list(platform.owner, row.id)] == [shell_row.id]
 
 
-async def test_a_viewer_keeps_its_sandbox_awake(yard: Yard) -> None:
-    terminals, row = yard.services.terminals, await yard.create_sandbox(idle_seconds=60)
-    shell_row = await terminals.open(yard.owner, row.id, 80, 24)
-    async with terminals.view(yard.owner, row.id, shell_row.id):
-        yard.clock.advance(100)
-        await yard.finish_round(yard.services.maintenance.pause_idle())
-        assert (await yard.reload(row)).status == "running"
-    yard.clock.advance(100)
-    await yard.finish_round(yard.services.maintenance.pause_idle())
-    assert (await yard.reload(row)).status == "paused"
+async def test_a_viewer_keeps_its_sandbox_awake(platform: PlatformHarness) -> None:
+    terminals, row = platform.services.terminals, await platform.create_sandbox(idle_seconds=60)
+    shell_row = await terminals.open(platform.owner, row.id, 80, 24)
+    async with terminals.view(platform.owner, row.id, shell_row.id):
+        platform.clock.advance(100)
+        await platform.finish_round(platform.services.maintenance.pause_idle())
+        assert (await platform.reload(row)).status == "running"
+    platform.clock.advance(100)
+    await platform.finish_round(platform.services.maintenance.pause_idle())
+    assert (await platform.reload(row)).status == "paused"
 
 
-async def test_a_later_process_continues_in_the_same_shell(yard: Yard) -> None:
-    terminals, row = yard.services.terminals, await yard.create_sandbox()
-    shell_row = await terminals.open(yard.owner, row.id, 80, 24)
-    async with terminals.view(yard.owner, row.id, shell_row.id) as (shell, viewer):
+async def test_a_later_process_continues_in_the_same_shell(platform: PlatformHarness) -> None:
+    terminals, row = platform.services.terminals, await platform.create_sandbox()
+    shell_row = await terminals.open(platform.owner, row.id, 80, 24)
+    async with terminals.view(platform.owner, row.id, shell_row.id) as (shell, viewer):
         await terminals.write(shell, b"MEMORY=kept; echo re''ady\n")
         await wait_for_text(viewer, b"ready")
-    later = Terminals(yard.services.database, yard.services.lifecycle)
-    async with later.view(yard.owner, row.id, shell_row.id) as (shell, viewer):
+    later = Terminals(platform.services.database, platform.services.lifecycle)
+    async with later.view(platform.owner, row.id, shell_row.id) as (shell, viewer):
         await later.write(shell, b'echo "($MEMORY)"\n')
         await wait_for_text(viewer, b"(kept)")
 
 
-async def test_a_shell_survives_a_pause_of_its_sandbox(yard: Yard) -> None:
-    terminals, row = yard.services.terminals, await yard.create_sandbox()
-    shell_row = await terminals.open(yard.owner, row.id, 80, 24)
-    async with terminals.view(yard.owner, row.id, shell_row.id) as (shell, viewer):
+async def test_a_shell_survives_a_pause_of_its_sandbox(platform: PlatformHarness) -> None:
+    terminals, row = platform.services.terminals, await platform.create_sandbox()
+    shell_row = await terminals.open(platform.owner, row.id, 80, 24)
+    async with terminals.view(platform.owner, row.id, shell_row.id) as (shell, viewer):
         await terminals.write(shell, b"MEMORY=kept; echo re''ady\n")
         await wait_for_text(viewer, b"ready")
     assert row.engine_id
-    await yard.services.engine.pause(row.engine_id)  # without the platform's knowledge
-    later = Terminals(yard.services.database, yard.services.lifecycle)
-    async with later.view(yard.owner, row.id, shell_row.id) as (shell, viewer):
+    await platform.services.engine.pause(row.engine_id)  # without the platform's knowledge
+    later = Terminals(platform.services.database, platform.services.lifecycle)
+    async with later.view(platform.owner, row.id, shell_row.id) as (shell, viewer):
         await later.write(shell, b'echo "($MEMORY)"\n')
         await wait_for_text(viewer, b"(kept)")
 
 
-async def test_a_viewer_after_a_pause_sees_earlier_output(yard: Yard) -> None:
-    terminals, row = yard.services.terminals, await yard.create_sandbox()
-    shell_row = await terminals.open(yard.owner, row.id, 80, 24)
-    async with terminals.view(yard.owner, row.id, shell_row.id) as (shell, viewer):
+async def test_a_viewer_after_a_pause_sees_earlier_output(platform: PlatformHarness) -> None:
+    terminals, row = platform.services.terminals, await platform.create_sandbox()
+    shell_row = await terminals.open(platform.owner, row.id, 80, 24)
+    async with terminals.view(platform.owner, row.id, shell_row.id) as (shell, viewer):
         await terminals.write(shell, b"echo re''ady\n")
         await wait_for_text(viewer, b"ready")
-    await yard.services.sandboxes.pause(yard.owner, row.id)
+    await platform.services.sandboxes.pause(platform.owner, row.id)
     assert shell.reader is not None
     await asyncio.wait((shell.reader,), timeout=DEADLINE)
-    async with terminals.view(yard.owner, row.id, shell_row.id) as (again, viewer):
+    async with terminals.view(platform.owner, row.id, shell_row.id) as (again, viewer):
         assert again is not shell, "the pause ended the reading"
         await wait_for_text(viewer, b"ready")
         await terminals.write(again, b"echo usa''ble\n")
         await wait_for_text(viewer, b"usable")
 
 
-async def test_an_ended_shell_is_not_found(yard: Yard) -> None:
-    terminals, row = yard.services.terminals, await yard.create_sandbox()
-    shell_row = await terminals.open(yard.owner, row.id, 80, 24)
-    async with terminals.view(yard.owner, row.id, shell_row.id) as (shell, viewer):
+async def test_an_ended_shell_is_not_found(platform: PlatformHarness) -> None:
+    terminals, row = platform.services.terminals, await platform.create_sandbox()
+    shell_row = await terminals.open(platform.owner, row.id, 80, 24)
+    async with terminals.view(platform.owner, row.id, shell_row.id) as (shell, viewer):
         await terminals.write(shell, b"exit\n")
         await wait_for_end(viewer)
         assert shell.over
-    assert await terminals.list(yard.owner, row.id) == []
-    for known in (terminals, Terminals(yard.services.database, yard.services.lifecycle)):
+    assert await terminals.list(platform.owner, row.id) == []
+    for known in (terminals, Terminals(platform.services.database, platform.services.lifecycle)):
         with pytest.raises(NotFoundError, match="has ended"):
-            async with known.view(yard.owner, row.id, shell_row.id):
+            async with known.view(platform.owner, row.id, shell_row.id):
                 pass
 
 
-async def test_a_shell_that_ended_while_nobody_read_it_is_not_found(yard: Yard) -> None:
-    terminals, row = yard.services.terminals, await yard.create_sandbox()
-    shell_row = await terminals.open(yard.owner, row.id, 80, 24)
+async def test_a_shell_that_ended_while_nobody_read_it_is_not_found(platform: PlatformHarness) -> None:
+    terminals, row = platform.services.terminals, await platform.create_sandbox()
+    shell_row = await terminals.open(platform.owner, row.id, 80, 24)
     shell = terminals.shells[shell_row.id]
     assert shell.reader is not None
     shell.reader.cancel()
     await asyncio.wait((shell.reader,))
-    await yard.run(row, f"kill -9 {shell_row.pid}; while kill -0 {shell_row.pid} 2>/dev/null; do sleep 0.02; done")
-    later = Terminals(yard.services.database, yard.services.lifecycle)
+    await platform.run(row, f"kill -9 {shell_row.pid}; while kill -0 {shell_row.pid} 2>/dev/null; do sleep 0.02; done")
+    later = Terminals(platform.services.database, platform.services.lifecycle)
 
     async def is_gone() -> bool:
         try:
-            async with later.view(yard.owner, row.id, shell_row.id) as (_, viewer):
+            async with later.view(platform.owner, row.id, shell_row.id) as (_, viewer):
                 await wait_for_end(viewer)  # an engine may remember the exit code for a while
         except NotFoundError:
             return True
         return False
 
     await until(is_gone, "the shell is gone")
-    assert await later.list(yard.owner, row.id) == []
+    assert await later.list(platform.owner, row.id) == []
 
 
-async def test_close_is_idempotent(yard: Yard) -> None:
-    terminals, row = yard.services.terminals, await yard.create_sandbox()
-    shell_row = await terminals.open(yard.owner, row.id, 80, 24)
-    async with terminals.view(yard.owner, row.id, shell_row.id) as (_, viewer):
+async def test_close_is_idempotent(platform: PlatformHarness) -> None:
+    terminals, row = platform.services.terminals, await platform.create_sandbox()
+    shell_row = await terminals.open(platform.owner, row.id, 80, 24)
+    async with terminals.view(platform.owner, row.id, shell_row.id) as (_, viewer):
         for _ in range(2):
-            await terminals.close(yard.owner, row.id, shell_row.id)
+            await terminals.close(platform.owner, row.id, shell_row.id)
         await wait_for_end(viewer)
-    assert await terminals.list(yard.owner, row.id) == []
+    assert await terminals.list(platform.owner, row.id) == []
 
 
-async def test_the_shells_of_a_destroyed_sandbox_are_closed(yard: Yard) -> None:
-    terminals, row = yard.services.terminals, await yard.create_sandbox()
-    shell_row = await terminals.open(yard.owner, row.id, 80, 24)
-    async with terminals.view(yard.owner, row.id, shell_row.id) as (_, viewer):
-        await yard.services.sandboxes.destroy_sandbox(yard.owner, row.id)
+async def test_the_shells_of_a_destroyed_sandbox_are_closed(platform: PlatformHarness) -> None:
+    terminals, row = platform.services.terminals, await platform.create_sandbox()
+    shell_row = await terminals.open(platform.owner, row.id, 80, 24)
+    async with terminals.view(platform.owner, row.id, shell_row.id) as (_, viewer):
+        await platform.services.sandboxes.destroy_sandbox(platform.owner, row.id)
         await wait_for_end(viewer)
-    assert await terminals.list(yard.owner, row.id) == []
-    await terminals.close(yard.owner, row.id, shell_row.id)
+    assert await terminals.list(platform.owner, row.id) == []
+    await terminals.close(platform.owner, row.id, shell_row.id)
 
 
-async def test_a_shell_cannot_be_reached_through_another_sandbox(yard: Yard) -> None:
+async def test_a_shell_cannot_be_reached_through_another_sandbox(platform: PlatformHarness) -> None:
     """By a user who knows the terminal's id and has an own sandbox."""
-    terminals, row = yard.services.terminals, await yard.create_sandbox()
-    shell_row = await terminals.open(yard.owner, row.id, 80, 24)
-    thief = await yard.person("thief")
-    own = await yard.services.sandboxes.create_sandbox(thief)
+    terminals, row = platform.services.terminals, await platform.create_sandbox()
+    shell_row = await terminals.open(platform.owner, row.id, 80, 24)
+    thief = await platform.person("thief")
+    own = await platform.services.sandboxes.create_sandbox(thief)
     for sandbox_id in (own.id, row.id):
         with pytest.raises(NotFoundError):
             async with terminals.view(thief, sandbox_id, shell_row.id):

@@ -1,3 +1,3 @@
-from tests.unit.platform.domain.tasks.conftest import board, desk, desk_anywhere
+from tests.unit.platform.domain.tasks.conftest import board, harness, harness_on_each_database
 
-__all__ = ["board", "desk", "desk_anywhere"]
+__all__ = ["board", "harness", "harness_on_each_database"]

@@ -356,7 +356,7 @@ class TestFaults:
     async def test_limits_size_of_answer(self, line: GitHubConnection, api: Scripted) -> None:
         for _ in range(3):
             api.answer(200, b" " * ((16 << 20) + 1))
-        with pytest.raises(ForgeUnreachableError, match="too large"):
+        with pytest.raises(ForgeUnreachableError, match="larger than any response"):
             await get(line)
 
     async def test_rejects_compressed_answer(self, line: GitHubConnection, api: Scripted) -> None:

@@ -54,7 +54,7 @@ class Forge:
                 self.waiting.remove(project_id)
 
 
-class Place:
+class PollerHarness:
     def __init__(self, world: World, poller: IssuePoller | PullRequestPoller, forge: Forge) -> None:
         self.world, self.poller, self.forge = world, poller, forge
 
@@ -89,7 +89,7 @@ class Place:
 
 
 @pytest.fixture(params=["issues", "pull requests"])
-async def place(world: World, request: pytest.FixtureRequest) -> AsyncIterator[Place]:
+async def harness(world: World, request: pytest.FixtureRequest) -> AsyncIterator[PollerHarness]:
     forge = Forge()
     access: Any = cast(Any, forge)
     poller: IssuePoller | PullRequestPoller
@@ -98,38 +98,40 @@ async def place(world: World, request: pytest.FixtureRequest) -> AsyncIterator[P
     else:
         poller = PullRequestPoller(world.database, access, access, world.settings, world.clock)
     assert world.settings.forge_poll_s == POLL
-    yield Place(world, poller, forge)
+    yield PollerHarness(world, poller, forge)
     await poller.close()
     assert forge.waiting == set(), "nothing is left after closing"
 
 
-async def test_slow_projects_of_one_owner_delay_no_other(place: Place) -> None:
-    ann, mallory = await place.world.person("ann"), await place.world.person("mallory")
-    slow = [await place.add_project(mallory, slow=True) for _ in range(6)]
-    good = await place.add_project(ann)
-    await place.poll_until(lambda: len(place.forge.waiting) == pollers.MAX_CONCURRENT_PROJECTS_PER_OWNER)
+async def test_slow_projects_of_one_owner_delay_no_other(harness: PollerHarness) -> None:
+    ann, mallory = await harness.world.person("ann"), await harness.world.person("mallory")
+    slow = [await harness.add_project(mallory, slow=True) for _ in range(6)]
+    good = await harness.add_project(ann)
+    await harness.poll_until(lambda: len(harness.forge.waiting) == pollers.MAX_CONCURRENT_PROJECTS_PER_OWNER)
     for rounds in (2, 3):
-        await place.poll_until(lambda expected=rounds: place.forge.polled[good] == expected)  # type: ignore[misc]
-    assert [place.forge.polled[name] for name in slow].count(1) == pollers.MAX_CONCURRENT_PROJECTS_PER_OWNER
-    assert place.forge.polled.total() == 3 + pollers.MAX_CONCURRENT_PROJECTS_PER_OWNER, "none is polled twice at once"
+        await harness.poll_until(lambda expected=rounds: harness.forge.polled[good] == expected)  # type: ignore[misc]
+    assert [harness.forge.polled[name] for name in slow].count(1) == pollers.MAX_CONCURRENT_PROJECTS_PER_OWNER
+    assert harness.forge.polled.total() == 3 + pollers.MAX_CONCURRENT_PROJECTS_PER_OWNER, "none is polled twice at once"
 
 
-async def test_project_that_takes_too_long_is_backed_off(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_project_that_takes_too_long_is_backed_off(
+    harness: PollerHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pollers, "PROJECT_SECONDS", 0.01)
-    slow = await place.add_project(await place.world.person("mallory"), slow=True)
+    slow = await harness.add_project(await harness.world.person("mallory"), slow=True)
     polled_in = []
     for minute in range(1, 9):
-        before = place.forge.polled[slow]
-        await place.poll_until(lambda: True)
-        await asyncio.wait_for(place.poller.wait(), 30)
-        if place.forge.polled[slow] > before:
+        before = harness.forge.polled[slow]
+        await harness.poll_until(lambda: True)
+        await asyncio.wait_for(harness.poller.wait(), 30)
+        if harness.forge.polled[slow] > before:
             polled_in.append(minute)
     assert polled_in == [1, 2, 4, 8]
 
 
-async def test_polling_ends_when_project_is_deleted(place: Place) -> None:
-    mallory = await place.world.person("mallory")
-    slow = await place.add_project(mallory, slow=True)
-    await place.poll_until(lambda: slow in place.forge.waiting)
-    await place.world.projects.delete(mallory.principal, slow)
-    await place.poll_until(lambda: not place.forge.waiting)
+async def test_polling_ends_when_project_is_deleted(harness: PollerHarness) -> None:
+    mallory = await harness.world.person("mallory")
+    slow = await harness.add_project(mallory, slow=True)
+    await harness.poll_until(lambda: slow in harness.forge.waiting)
+    await harness.world.projects.delete(mallory.principal, slow)
+    await harness.poll_until(lambda: not harness.forge.waiting)

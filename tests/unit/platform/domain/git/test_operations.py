@@ -33,15 +33,15 @@ DEADLINE = 20
 COMMIT, PUSH = OperationKind.COMMIT, OperationKind.PUSH
 
 
-class Desk:
+class OperationsHarness:
     """Operations on a real database."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
         self.user, self.project = ordered_id("usr_"), ordered_id("prj_")
-        self.begin()
+        self.restart()
 
-    def begin(self) -> None:
+    def restart(self) -> None:
         """Start the operations of a new process."""
         self.handlers: dict[OperationKind, Handler] = {}
         self.operations = OperationRunner(self.database, RepositoryQueue(), self.handlers)
@@ -53,7 +53,7 @@ class Desk:
             await tx.session.flush()
             tx.add(Project(id=self.project, owner_id=self.user, name="p", settings={}, created_at=now, updated_at=now))
 
-    async def sandbox(self) -> Sandbox:
+    async def create_sandbox(self) -> Sandbox:
         row = Sandbox(
             id=ordered_id("sbx_"),
             owner_id=self.user,
@@ -71,42 +71,42 @@ class Desk:
     async def submit(self, kind: OperationKind, sandbox: Sandbox, **arguments: Any) -> GitOperation:
         return await self.operations.submit(kind, sandbox, project_id=self.project, user_id=self.user, **arguments)
 
-    async def end(self, row: GitOperation) -> GitOperation:
+    async def wait(self, row: GitOperation) -> GitOperation:
         async with asyncio.timeout(DEADLINE):
             return await self.operations.wait(row.id)
 
-    async def told(self, row: GitOperation) -> list[str]:
+    async def list_event_kinds(self, row: GitOperation) -> list[str]:
         async with self.database.reading() as session:
             found = await session.scalars(select(Event).where(Event.kind.startswith("git.")).order_by(Event.seq))
             return [event.kind for event in found if event.data["operationId"] == row.id]
 
 
 @pytest.fixture
-async def desk(database: Database) -> AsyncIterator[Desk]:
-    made = Desk(database)
+async def harness(database: Database) -> AsyncIterator[OperationsHarness]:
+    made = OperationsHarness(database)
     await made.prepare()
     yield made
     await made.operations.close()
 
 
-async def test_stores_runs_and_publishes_operation(desk: Desk) -> None:
+async def test_stores_runs_and_publishes_operation(harness: OperationsHarness) -> None:
     async def commit(job: Job) -> dict[str, Any]:
         job.progress("writing", 50)
         return {"commit": job.arguments["message"]}
 
-    desk.handlers[COMMIT] = commit
-    row = await desk.end(await desk.submit(COMMIT, await desk.sandbox(), message="fix: it"))
+    harness.handlers[COMMIT] = commit
+    row = await harness.wait(await harness.submit(COMMIT, await harness.create_sandbox(), message="fix: it"))
     assert (row.status, row.detail, row.attempts) == ("completed", {"commit": "fix: it"}, 1)
     assert row.started_at and row.finished_at
-    assert await desk.told(row) == ["git.queued", "git.started", "git.progress", "git.completed"]
+    assert await harness.list_event_kinds(row) == ["git.queued", "git.started", "git.progress", "git.completed"]
 
 
-async def test_failure_keeps_details(desk: Desk) -> None:
+async def test_failure_keeps_details(harness: OperationsHarness) -> None:
     async def push(job: Job) -> dict[str, Any]:
         raise ConflictsError([Conflict("a.txt", "content")])
 
-    desk.handlers[PUSH] = push
-    row = await desk.end(await desk.submit(PUSH, await desk.sandbox()))
+    harness.handlers[PUSH] = push
+    row = await harness.wait(await harness.submit(PUSH, await harness.create_sandbox()))
     assert (row.status, row.error_code) == ("failed", "conflicts")
     error = OperationFailedError(row)
     assert (error.status, error.code) == (409, "conflicts")
@@ -114,18 +114,18 @@ async def test_failure_keeps_details(desk: Desk) -> None:
     assert error.extra["files"] == [{"path": "a.txt", "kind": "content", "detail": ""}]
 
 
-async def test_internal_error_shows_no_details(desk: Desk) -> None:
+async def test_internal_error_shows_no_details(harness: OperationsHarness) -> None:
     async def push(job: Job) -> dict[str, Any]:
         raise ValueError("secret")
 
-    desk.handlers[PUSH] = push
-    row = await desk.end(await desk.submit(PUSH, await desk.sandbox()))
+    harness.handlers[PUSH] = push
+    row = await harness.wait(await harness.submit(PUSH, await harness.create_sandbox()))
     assert (row.status, row.error_code) == ("failed", "internal")
     assert row.error is not None and "secret" not in row.error
     assert OperationFailedError(row).status == 500
 
 
-async def test_runs_operations_of_sandbox_in_order(desk: Desk) -> None:
+async def test_runs_operations_of_sandbox_in_order(harness: OperationsHarness) -> None:
     seen: list[int] = []
     inside = 0
 
@@ -138,15 +138,15 @@ async def test_runs_operations_of_sandbox_in_order(desk: Desk) -> None:
         seen.append(job.arguments["number"])
         return {}
 
-    desk.handlers[COMMIT] = commit
-    sandbox = await desk.sandbox()
-    rows = [await desk.submit(COMMIT, sandbox, number=number) for number in range(10)]
+    harness.handlers[COMMIT] = commit
+    sandbox = await harness.create_sandbox()
+    rows = [await harness.submit(COMMIT, sandbox, number=number) for number in range(10)]
     for row in rows:
-        await desk.end(row)
+        await harness.wait(row)
     assert seen == list(range(10))
 
 
-async def test_one_writer_per_repository_with_queue_position(desk: Desk) -> None:
+async def test_one_writer_per_repository_with_queue_position(harness: OperationsHarness) -> None:
     go = asyncio.Event()
     writing = 0
 
@@ -159,24 +159,32 @@ async def test_one_writer_per_repository_with_queue_position(desk: Desk) -> None
             writing -= 1
         return {}
 
-    desk.handlers[PUSH] = push
-    rows = [await desk.submit(PUSH, await desk.sandbox()) for _ in range(4)]
+    harness.handlers[PUSH] = push
+    rows = [await harness.submit(PUSH, await harness.create_sandbox()) for _ in range(4)]
     async with asyncio.timeout(DEADLINE):
-        while {(desk.operations.get_position(row.id), (await desk.operations.get(row.id)).status) for row in rows} != {
+        while {
+            (harness.operations.get_position(row.id), (await harness.operations.get(row.id)).status) for row in rows
+        } != {
             (0, "running"),
             (1, "queued"),
             (2, "queued"),
             (3, "queued"),
         }:
             await asyncio.sleep(0.01)
-    last = next(row for row in rows if desk.operations.get_position(row.id) == 3)
-    assert last.id == max(row.id for row in rows if desk.operations.get_position(row.id))
+    last = next(row for row in rows if harness.operations.get_position(row.id) == 3)
+    assert last.id == max(row.id for row in rows if harness.operations.get_position(row.id))
     go.set()
-    assert {(await desk.end(row)).status for row in rows} == {"completed"}
-    assert await desk.told(last) == ["git.queued", "git.started", "git.queued", "git.started", "git.completed"]
+    assert {(await harness.wait(row)).status for row in rows} == {"completed"}
+    assert await harness.list_event_kinds(last) == [
+        "git.queued",
+        "git.started",
+        "git.queued",
+        "git.started",
+        "git.completed",
+    ]
 
 
-async def test_restart_keeps_order(desk: Desk) -> None:
+async def test_restart_keeps_order(harness: OperationsHarness) -> None:
     begun: list[str] = []
     go = asyncio.Event()
 
@@ -192,132 +200,134 @@ async def test_restart_keeps_order(desk: Desk) -> None:
             await go.wait()
             return {"seen": job.arguments.get("seen", False)}
 
-    desk.handlers[PUSH] = stuck
-    rows = [await desk.submit(PUSH, await desk.sandbox()) for _ in range(5)]
+    harness.handlers[PUSH] = stuck
+    rows = [await harness.submit(PUSH, await harness.create_sandbox()) for _ in range(5)]
     async with asyncio.timeout(DEADLINE):
-        while not any([(await desk.operations.get(row.id)).arguments for row in rows]):
+        while not any([(await harness.operations.get(row.id)).arguments for row in rows]):
             await asyncio.sleep(0.01)
-    await desk.operations.close()  # like a process that ends in the middle of all of them
-    desk.begin()
-    desk.handlers[PUSH] = push
-    assert await desk.operations.recover() == 5
+    await harness.operations.close()  # like a process that ends in the middle of all of them
+    harness.restart()
+    harness.handlers[PUSH] = push
+    assert await harness.operations.recover() == 5
     async with asyncio.timeout(DEADLINE):
-        while any(desk.operations.get_position(row.id) is None for row in rows):
+        while any(harness.operations.get_position(row.id) is None for row in rows):
             await asyncio.sleep(0.01)
     go.set()
-    ended = [await desk.end(row) for row in rows]
+    ended = [await harness.wait(row) for row in rows]
     assert [row.status for row in ended] == ["completed"] * 5
     assert sum(row.detail["seen"] for row in ended) == 1
     assert begun[1:] == sorted(begun[1:])
     assert len(begun) == 5
-    assert await desk.operations.recover() == 0
+    assert await harness.operations.recover() == 0
 
 
-async def test_gives_up_after_repeated_interruptions(desk: Desk) -> None:
+async def test_gives_up_after_repeated_interruptions(harness: OperationsHarness) -> None:
     async def stuck(job: Job) -> dict[str, Any]:
         await asyncio.Event().wait()
         return {}
 
-    desk.handlers[PUSH] = stuck
-    row = await desk.submit(PUSH, await desk.sandbox())
+    harness.handlers[PUSH] = stuck
+    row = await harness.submit(PUSH, await harness.create_sandbox())
     for attempt in range(1, MAX_ATTEMPTS + 1):
         async with asyncio.timeout(DEADLINE):
-            while (await desk.operations.get(row.id)).attempts < attempt:
+            while (await harness.operations.get(row.id)).attempts < attempt:
                 await asyncio.sleep(0.01)
-        await desk.operations.close()
-        desk.begin()
-        desk.handlers[PUSH] = stuck
-        await desk.operations.recover()
-    ended = await desk.end(row)
+        await harness.operations.close()
+        harness.restart()
+        harness.handlers[PUSH] = stuck
+        await harness.operations.recover()
+    ended = await harness.wait(row)
     assert ended.status == "failed" and str(MAX_ATTEMPTS) in (ended.error or "")
 
 
-async def test_waiting_operation_is_not_running(desk: Desk) -> None:
+async def test_waiting_operation_is_not_running(harness: OperationsHarness) -> None:
     go = asyncio.Event()
 
     async def push(job: Job) -> dict[str, Any]:
         await go.wait()
         return {}
 
-    desk.handlers[PUSH] = push
-    row = await desk.submit(PUSH, await desk.sandbox())
-    assert (await desk.operations.wait(row.id, 0.05)).status in ("queued", "running")
-    waiting = asyncio.ensure_future(desk.operations.wait(row.id))
+    harness.handlers[PUSH] = push
+    row = await harness.submit(PUSH, await harness.create_sandbox())
+    assert (await harness.operations.wait(row.id, 0.05)).status in ("queued", "running")
+    waiting = asyncio.ensure_future(harness.operations.wait(row.id))
     await asyncio.sleep(0.05)
     waiting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await waiting
     go.set()
-    assert (await desk.end(row)).status == "completed"
+    assert (await harness.wait(row)).status == "completed"
 
 
-async def test_deletes_old_operations(desk: Desk) -> None:
+async def test_deletes_old_operations(harness: OperationsHarness) -> None:
     async def push(job: Job) -> dict[str, Any]:
         raise ConflictError
 
-    desk.handlers[PUSH] = push
-    row = await desk.end(await desk.submit(PUSH, await desk.sandbox()))
+    harness.handlers[PUSH] = push
+    row = await harness.wait(await harness.submit(PUSH, await harness.create_sandbox()))
     assert row.finished_at is not None
-    await desk.operations.trim(utc_now() - row.finished_at)
-    async with desk.database.reading() as session:
+    await harness.operations.trim(utc_now() - row.finished_at)
+    async with harness.database.reading() as session:
         assert await session.get(GitOperation, row.id) is None
 
 
-async def test_repeats_operation_whose_result_was_not_stored(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeats_operation_whose_result_was_not_stored(
+    harness: OperationsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def push(job: Job) -> dict[str, Any]:
         return {"attempt": job.operation.attempts}
 
     async def away(*_: Any, **__: Any) -> None:
         raise DatabaseUnavailableError
 
-    desk.handlers[PUSH] = push
+    harness.handlers[PUSH] = push
     with monkeypatch.context() as patched:
-        patched.setattr(desk.operations, "finish", away)
-        row = await desk.submit(PUSH, await desk.sandbox())
-        await desk.operations.tasks.wait(DEADLINE)
-    assert (await desk.operations.get(row.id)).status == "running"
-    assert await desk.operations.recover(timedelta(hours=1)) == 0
-    assert await desk.operations.recover() == 1
-    assert (await desk.end(row)).detail == {"attempt": 2}
+        patched.setattr(harness.operations, "finish", away)
+        row = await harness.submit(PUSH, await harness.create_sandbox())
+        await harness.operations.tasks.wait(DEADLINE)
+    assert (await harness.operations.get(row.id)).status == "running"
+    assert await harness.operations.recover(timedelta(hours=1)) == 0
+    assert await harness.operations.recover() == 1
+    assert (await harness.wait(row)).detail == {"attempt": 2}
 
 
-async def test_limits_progress_events(desk: Desk) -> None:
+async def test_limits_progress_events(harness: OperationsHarness) -> None:
     async def push(job: Job) -> dict[str, Any]:
         for number in range(5000):
             job.progress(f"Thing {number}", 1)
         return {}
 
-    desk.handlers[PUSH] = push
-    row = await desk.end(await desk.submit(PUSH, await desk.sandbox()))
-    told = await desk.told(row)
+    harness.handlers[PUSH] = push
+    row = await harness.wait(await harness.submit(PUSH, await harness.create_sandbox()))
+    told = await harness.list_event_kinds(row)
     assert told[-1] == "git.completed" and told.count("git.progress") <= MAX_IMMEDIATE_REPORTS + 1
 
 
-async def test_repeated_push_before_start_is_same_operation(desk: Desk) -> None:
-    sandbox, begun, go_on = await desk.sandbox(), asyncio.Event(), asyncio.Event()
+async def test_repeated_push_before_start_is_same_operation(harness: OperationsHarness) -> None:
+    sandbox, begun, go_on = await harness.create_sandbox(), asyncio.Event(), asyncio.Event()
 
     async def slow(job: Job) -> dict[str, Any]:
         begun.set()
         await go_on.wait()
         return {}
 
-    desk.handlers |= {PUSH: slow, COMMIT: slow}
-    first = await desk.submit(PUSH, sandbox)
+    harness.handlers |= {PUSH: slow, COMMIT: slow}
+    first = await harness.submit(PUSH, sandbox)
     async with asyncio.timeout(DEADLINE):
         await begun.wait()
-    second = await desk.submit(PUSH, sandbox)
+    second = await harness.submit(PUSH, sandbox)
     assert second.id != first.id  # the first may already have read the commits
-    assert (await desk.submit(PUSH, sandbox)).id == second.id
-    commit = await desk.submit(COMMIT, sandbox)
-    third = await desk.submit(PUSH, sandbox)
+    assert (await harness.submit(PUSH, sandbox)).id == second.id
+    commit = await harness.submit(COMMIT, sandbox)
+    third = await harness.submit(PUSH, sandbox)
     assert third.id not in (first.id, second.id)  # it has to push what was committed before it
     go_on.set()
     for row in (first, second, commit, third):
-        assert (await desk.end(row)).status == "completed"
+        assert (await harness.wait(row)).status == "completed"
 
 
-async def test_repeated_crashes_leave_one_push(desk: Desk) -> None:
-    sandbox = await desk.sandbox()
+async def test_repeated_crashes_leave_one_push(harness: OperationsHarness) -> None:
+    sandbox = await harness.create_sandbox()
 
     async def never(job: Job) -> dict[str, Any]:
         await asyncio.Event().wait()
@@ -325,9 +335,9 @@ async def test_repeated_crashes_leave_one_push(desk: Desk) -> None:
 
     asked = set()
     for _ in range(4):
-        desk.begin()
-        desk.handlers[PUSH] = never
-        asked.add((await desk.submit(PUSH, sandbox)).id)
-        await desk.operations.recover()
-        await desk.operations.close()
+        harness.restart()
+        harness.handlers[PUSH] = never
+        asked.add((await harness.submit(PUSH, sandbox)).id)
+        await harness.operations.recover()
+        await harness.operations.close()
     assert len(asked) == 1

@@ -56,7 +56,7 @@ class Answer:
 
 
 @dataclass
-class Desk:
+class McpHarness:
     world: World
     servers: McpServers
     gateway: McpGateway
@@ -65,7 +65,7 @@ class Desk:
     other_project: str
     noted: list[tuple[str, str, str]] = field(default_factory=list)
 
-    def place(self, session_id: str = "ses_1") -> RequestOrigin:
+    def make_origin(self, session_id: str = "ses_1") -> RequestOrigin:
         return RequestOrigin("sbx_1", session_id, lambda: "trn_1")
 
     async def ask(
@@ -85,7 +85,7 @@ class Desk:
         data = b"" if body is None else json.dumps(body).encode()
         asking = TunnelRequest(method, target if target is not None else f"/{self.server.id}", tuple(given), data)
         answer = answer or Answer()
-        await self.gateway.serve(self.place(session_id), asking, answer)
+        await self.gateway.serve(self.make_origin(session_id), asking, answer)
         return answer
 
 
@@ -97,7 +97,7 @@ def answering(status: int, body: bytes, **headers: str) -> Handler:
 
 
 @pytest.fixture
-async def desk(world: World, servers: McpServers, upstream: Upstream) -> AsyncIterator[Desk]:
+async def harness(world: World, servers: McpServers, upstream: Upstream) -> AsyncIterator[McpHarness]:
     root = (await world.person("root", "admin")).principal
     project = await world.projects.create(root, "website")
     other = await world.projects.create(root, "other")
@@ -109,7 +109,7 @@ async def desk(world: World, servers: McpServers, upstream: Upstream) -> AsyncIt
     wanted = McpServerDraft(name="issues", url=f"{upstream.url}/mcp?team=blue", headers=headers)
     server = await servers.create(ROOT, project.id, wanted)
     gateway = McpGateway(servers, Capabilities(world.vault))
-    made = Desk(world, servers, gateway, upstream, server, other.id)
+    made = McpHarness(world, servers, gateway, upstream, server, other.id)
 
     async def note(turn_id: str, code: str, sentence: str) -> None:
         made.noted.append((turn_id, code, sentence))
@@ -119,13 +119,13 @@ async def desk(world: World, servers: McpServers, upstream: Upstream) -> AsyncIt
     await gateway.close()
 
 
-async def test_adds_headers_of_server(desk: Desk) -> None:
+async def test_adds_headers_of_server(harness: McpHarness) -> None:
     async def handler(seen: Seen, reply: Reply) -> None:
         await reply.whole({"jsonrpc": "2.0", "id": 1, "result": {}}, mcp_session_id="s-1", set_cookie="a=b")
 
-    desk.upstream.handler = handler
+    harness.upstream.handler = handler
     body = {"jsonrpc": "2.0", "id": 1, "method": "initialize"}
-    answer = await desk.ask(
+    answer = await harness.ask(
         body,
         mcp_protocol_version="2025-06-18",
         mcp_session_id="s-1",
@@ -136,7 +136,7 @@ async def test_adds_headers_of_server(desk: Desk) -> None:
     assert (answer.status, json.loads(answer.body)["id"], answer.ended) == (200, 1, True)
     assert answer.headers["mcp-session-id"] == "s-1"
     assert "set-cookie" not in answer.headers
-    (seen,) = desk.upstream.seen
+    (seen,) = harness.upstream.seen
     assert (seen.method, seen.target, seen.json) == ("POST", "/mcp?team=blue", body)
     assert seen.headers["authorization"] == f"Bearer {KEY}"
     assert seen.headers["x-team"] == "team-blue-0123456789"
@@ -145,7 +145,7 @@ async def test_adds_headers_of_server(desk: Desk) -> None:
     assert "syc_" not in repr(seen)
 
 
-async def test_stream_is_not_buffered(desk: Desk) -> None:
+async def test_stream_is_not_buffered(harness: McpHarness) -> None:
     confirmed = asyncio.Event()
 
     async def handler(seen: Seen, reply: Reply) -> None:
@@ -155,11 +155,11 @@ async def test_stream_is_not_buffered(desk: Desk) -> None:
         await reply.event({"id": 2})
         await reply.end()
 
-    desk.upstream.handler = handler
+    harness.upstream.handler = handler
     for method in ("POST", "GET"):
         confirmed.clear()
         answer = Answer()
-        asking = asyncio.ensure_future(desk.ask(method=method, answer=answer, last_event_id="7"))
+        asking = asyncio.ensure_future(harness.ask(method=method, answer=answer, last_event_id="7"))
         async with asyncio.timeout(10):
             await answer.came.wait()
         assert b"progress" in answer.body
@@ -168,88 +168,88 @@ async def test_stream_is_not_buffered(desk: Desk) -> None:
         await asking
         assert b'"id": 2' in answer.body
         assert answer.ended
-    assert [(seen.method, seen.headers["last-event-id"]) for seen in desk.upstream.seen] == [
+    assert [(seen.method, seen.headers["last-event-id"]) for seen in harness.upstream.seen] == [
         ("POST", "7"),
         ("GET", "7"),
     ]
 
 
-async def test_drops_body_after_sending(desk: Desk) -> None:
+async def test_drops_body_after_sending(harness: McpHarness) -> None:
     answers = asyncio.Event()
 
     async def slow(seen: Seen, reply: Reply) -> None:
         await answers.wait()
         await reply.whole({})
 
-    desk.upstream.handler = slow
-    shown = Capabilities(desk.world.vault).derive("sbx_1").reveal()
-    asking = TunnelRequest("POST", f"/{desk.server.id}", (("authorization", f"Bearer {shown}"),), b"{}")
+    harness.upstream.handler = slow
+    shown = Capabilities(harness.world.vault).derive("sbx_1").reveal()
+    asking = TunnelRequest("POST", f"/{harness.server.id}", (("authorization", f"Bearer {shown}"),), b"{}")
     answer = Answer()
-    serving = asyncio.ensure_future(desk.gateway.serve(desk.place(), asking, answer))
+    serving = asyncio.ensure_future(harness.gateway.serve(harness.make_origin(), asking, answer))
     async with asyncio.timeout(10):
         while asking.body:
             await asyncio.sleep(0.01)
     assert not serving.done()
     answers.set()
     await serving
-    (seen,) = desk.upstream.seen
+    (seen,) = harness.upstream.seen
     assert (answer.status, seen.body, seen.headers["content-length"]) == (200, b"{}", "2")
 
 
-async def test_closes_connection_when_agent_disconnects(desk: Desk) -> None:
+async def test_closes_connection_when_agent_disconnects(harness: McpHarness) -> None:
     async def handler(seen: Seen, reply: Reply) -> None:
         await reply.stream()
         await reply.event({"id": 1})
         await asyncio.Event().wait()
 
-    desk.upstream.handler = handler
+    harness.upstream.handler = handler
     answer = Answer()
-    asking = asyncio.ensure_future(desk.ask(method="GET", answer=answer))
+    asking = asyncio.ensure_future(harness.ask(method="GET", answer=answer))
     async with asyncio.timeout(10):
         await answer.came.wait()
         asking.cancel()
         await asyncio.wait([asking])
-        await desk.upstream.left.wait()
+        await harness.upstream.left.wait()
 
 
-async def test_other_methods(desk: Desk) -> None:
+async def test_other_methods(harness: McpHarness) -> None:
     async def handler(seen: Seen, reply: Reply) -> None:
         await reply.head(204)
 
-    desk.upstream.handler = handler
-    answer = await desk.ask(method="DELETE", mcp_session_id="s-1")
-    assert (answer.status, desk.upstream.seen[0].headers["mcp-session-id"]) == (204, "s-1")
+    harness.upstream.handler = handler
+    answer = await harness.ask(method="DELETE", mcp_session_id="s-1")
+    assert (answer.status, harness.upstream.seen[0].headers["mcp-session-id"]) == (204, "s-1")
     for method in ("PUT", "PATCH", "OPTIONS", "HEAD", "CONNECT"):
-        assert (await desk.ask(method=method)).status == 405
-    assert (await desk.ask({}, content_encoding="gzip")).status == 415
-    assert (await desk.ask({}, target=f"/{desk.server.id}?x=1")).status == 400
-    assert (await desk.ask({}, target=f"/{desk.server.id}/admin")).status == 404
-    assert len(desk.upstream.seen) == 1
+        assert (await harness.ask(method=method)).status == 405
+    assert (await harness.ask({}, content_encoding="gzip")).status == 415
+    assert (await harness.ask({}, target=f"/{harness.server.id}?x=1")).status == 400
+    assert (await harness.ask({}, target=f"/{harness.server.id}/admin")).status == 404
+    assert len(harness.upstream.seen) == 1
 
 
-def test_tunnel_recognizes_mcp_requests(desk: Desk) -> None:
+def test_tunnel_recognizes_mcp_requests(harness: McpHarness) -> None:
     """It recognizes them by the prefix of their ids and repeats none of them."""
     assert f"/{ID_PREFIX}" == tunnel.ONCE_PREFIX
-    assert desk.server.id.startswith(ID_PREFIX)
-    assert desk.gateway.handles(f"/{desk.server.id}")
-    assert not desk.gateway.handles("/mdl_1/v1/messages")
+    assert harness.server.id.startswith(ID_PREFIX)
+    assert harness.gateway.handles(f"/{harness.server.id}")
+    assert not harness.gateway.handles("/mdl_1/v1/messages")
 
 
-async def test_rejects_strangers_and_other_projects(desk: Desk) -> None:
-    assert (await desk.ask({}, capability="")).status == 403
-    assert (await desk.ask({}, capability=Capabilities(desk.world.vault).derive("sbx_2").reveal())).status == 403
+async def test_rejects_strangers_and_other_projects(harness: McpHarness) -> None:
+    assert (await harness.ask({}, capability="")).status == 403
+    assert (await harness.ask({}, capability=Capabilities(harness.world.vault).derive("sbx_2").reveal())).status == 403
     for session_id in ("ses_2", "ses_3", "ses_none"):
-        answer = await desk.ask({}, session_id=session_id)
+        answer = await harness.ask({}, session_id=session_id)
         assert (answer.status, json.loads(answer.body)["error"]["code"]) == (404, -32000)
-    assert (await desk.ask({}, target="/mcp_nobodys")).status == 404
-    command = await desk.servers.create(ROOT, desk.server.project_id, McpServerDraft(name="inside", command="x"))
-    assert (await desk.ask({}, target=f"/{command.id}")).status == 404
-    await desk.servers.delete(ROOT, desk.server.project_id, desk.server.id)
-    assert (await desk.ask({})).status == 404
-    assert desk.upstream.seen == []
+    assert (await harness.ask({}, target="/mcp_nobodys")).status == 404
+    command = await harness.servers.create(ROOT, harness.server.project_id, McpServerDraft(name="inside", command="x"))
+    assert (await harness.ask({}, target=f"/{command.id}")).status == 404
+    await harness.servers.delete(ROOT, harness.server.project_id, harness.server.id)
+    assert (await harness.ask({})).status == 404
+    assert harness.upstream.seen == []
 
 
-async def test_redacts_key_in_answer(desk: Desk) -> None:
+async def test_redacts_key_in_answer(harness: McpHarness) -> None:
     async def echo(seen: Seen, reply: Reply) -> None:
         told = seen.headers["authorization"] + " " + seen.headers["x-team"]
         await reply.stream(x_echo=told, www_authenticate=f"Bearer {KEY}", **{f"X-{KEY.upper()}": "1"})
@@ -257,8 +257,8 @@ async def test_redacts_key_in_answer(desk: Desk) -> None:
             await reply.chunk(bytes([letter]))
         await reply.end()
 
-    desk.upstream.handler = echo
-    answer = await desk.ask({})
+    harness.upstream.handler = echo
+    answer = await harness.ask({})
     said = repr((answer.headers, answer.body))
     assert KEY not in said.lower()
     assert "team-blue-0123456789" not in said
@@ -266,76 +266,76 @@ async def test_redacts_key_in_answer(desk: Desk) -> None:
     assert "www-authenticate" not in answer.headers
 
 
-async def test_member_who_left_cannot_use_keys(desk: Desk) -> None:
-    member = await desk.world.person("mo")
-    await desk.world.projects.add_member(ROOT, desk.server.project_id, member.principal.user_id)
-    async with desk.world.database.transaction() as tx:
+async def test_member_who_left_cannot_use_keys(harness: McpHarness) -> None:
+    member = await harness.world.person("mo")
+    await harness.world.projects.add_member(ROOT, harness.server.project_id, member.principal.user_id)
+    async with harness.world.database.transaction() as tx:
         session = {
             "id": "ses_mo",
-            "project_id": desk.server.project_id,
+            "project_id": harness.server.project_id,
             "owner_id": member.principal.user_id,
             "title": "s",
         }
         tx.add(Session(**session, template="base", created_at=utc_now(), updated_at=utc_now()))
-    assert (await desk.ask({}, session_id="ses_mo")).status == 200
-    await desk.world.projects.remove_member(ROOT, desk.server.project_id, member.principal.user_id)
-    assert (await desk.ask({}, session_id="ses_mo")).status == 404
+    assert (await harness.ask({}, session_id="ses_mo")).status == 200
+    await harness.world.projects.remove_member(ROOT, harness.server.project_id, member.principal.user_id)
+    assert (await harness.ask({}, session_id="ses_mo")).status == 404
 
 
-async def test_reports_refusal_once_per_session(desk: Desk) -> None:
+async def test_reports_refusal_once_per_session(harness: McpHarness) -> None:
     """No agent tries to have a person log in, or follows a redirect to another server."""
     words = {"location": f"http://127.0.0.1:1/{KEY}", "www-authenticate": "Bearer resource_metadata=x"}
     for status, told in ((401, 403), (401, 403), (403, 403), (307, 502)):
-        desk.upstream.handler = answering(status, b"no", **words)
-        answer = await desk.ask({})
+        harness.upstream.handler = answering(status, b"no", **words)
+        answer = await harness.ask({})
         assert answer.status == told
         assert not {"location", "www-authenticate"} & set(answer.headers)
         assert KEY not in repr(answer)
-    await desk.gateway.close()
-    ((turn, code, sentence),) = desk.noted
+    await harness.gateway.close()
+    ((turn, code, sentence),) = harness.noted
     assert (turn, code) == ("trn_1", SERVER_FAILED)
     assert "issues rejected the configured headers (401)" in sentence
 
 
-async def test_discards_cookies(desk: Desk) -> None:
+async def test_discards_cookies(harness: McpHarness) -> None:
     """All projects share the platform's connections: a cookie of one would be sent with the key of another."""
 
     async def handler(seen: Seen, reply: Reply) -> None:
         await reply.whole({}, set_cookie="sid=the-first-projects; Path=/")
 
-    desk.upstream.handler = handler
-    second = await desk.servers.create(
-        ROOT, desk.other_project, McpServerDraft(name="issues", url=f"{desk.upstream.url}/mcp")
+    harness.upstream.handler = handler
+    second = await harness.servers.create(
+        ROOT, harness.other_project, McpServerDraft(name="issues", url=f"{harness.upstream.url}/mcp")
     )
-    assert (await desk.ask({})).status == 200
-    assert (await desk.ask({}, target=f"/{second.id}", session_id="ses_2")).status == 200
-    assert [seen.headers.get("cookie") for seen in desk.upstream.seen] == [None, None]
+    assert (await harness.ask({})).status == 200
+    assert (await harness.ask({}, target=f"/{second.id}", session_id="ses_2")).status == 200
+    assert [seen.headers.get("cookie") for seen in harness.upstream.seen] == [None, None]
 
 
-async def test_server_is_unreachable(desk: Desk) -> None:
+async def test_server_is_unreachable(harness: McpHarness) -> None:
     gone = McpServerDraft(url="http://127.0.0.1:9/mcp", headers={})
-    await desk.servers.update(ROOT, desk.server.project_id, desk.server.id, gone)
-    assert (await desk.ask({})).status == 502
-    await desk.gateway.close()
-    assert "could not be reached" in desk.noted[0][2]
+    await harness.servers.update(ROOT, harness.server.project_id, harness.server.id, gone)
+    assert (await harness.ask({})).status == 502
+    await harness.gateway.close()
+    assert "could not be reached" in harness.noted[0][2]
 
 
-async def test_rejects_name_that_becomes_private(desk: Desk, names: dict[str, str]) -> None:
+async def test_rejects_name_that_becomes_private(harness: McpHarness, names: dict[str, str]) -> None:
     """It was public when the owner entered it."""
-    owner = (await desk.world.person("owner")).principal
-    project = await desk.world.projects.create(owner, "own")
-    async with desk.world.database.transaction() as tx:
+    owner = (await harness.world.person("owner")).principal
+    project = await harness.world.projects.create(owner, "own")
+    async with harness.world.database.transaction() as tx:
         session = {"id": "ses_4", "project_id": project.id, "owner_id": owner.user_id, "title": "s"}
         tx.add(Session(**session, template="base", created_at=utc_now(), updated_at=utc_now()))
-    url = f"https://mcp.example.org:{desk.upstream.port}/mcp"
-    made = await desk.servers.create(owner, project.id, McpServerDraft(name="moving", url=url))
+    url = f"https://mcp.example.org:{harness.upstream.port}/mcp"
+    made = await harness.servers.create(owner, project.id, McpServerDraft(name="moving", url=url))
     names["mcp.example.org"] = "127.0.0.1"
-    answer = await desk.ask({}, target=f"/{made.id}", session_id="ses_4")
+    answer = await harness.ask({}, target=f"/{made.id}", session_id="ses_4")
     assert answer.status == 502
     assert "private network" in answer.body.decode()
-    found = await desk.servers.test(owner, project.id, made.id)
+    found = await harness.servers.test(owner, project.id, made.id)
     assert (found.ok, "private network" in found.detail) == (False, True)
-    assert desk.upstream.seen == []
+    assert harness.upstream.seen == []
 
 
 # testing a server --------------------------------------------------------------------------------------------------------
@@ -364,23 +364,23 @@ async def _mcp(seen: Seen, reply: Reply, *, streamed: bool) -> None:
     await reply.whole(message, mcp_session_id="s-1")
 
 
-async def test_tests_server(desk: Desk) -> None:
+async def test_tests_server(harness: McpHarness) -> None:
     for streamed in (False, True):
-        desk.upstream.handler = functools.partial(_mcp, streamed=streamed)
-        desk.upstream.seen.clear()
-        found = await desk.servers.test(ROOT, desk.server.project_id, desk.server.id)
+        harness.upstream.handler = functools.partial(_mcp, streamed=streamed)
+        harness.upstream.seen.clear()
+        found = await harness.servers.test(ROOT, harness.server.project_id, harness.server.id)
         assert (found.ok, found.detail) == (True, "issues works: 3 tools.")
         assert found.tools == ("first", "search", "create")
         assert found.server == "tracker *** 2"
-        assert [seen.method for seen in desk.upstream.seen] == ["POST", "POST", "POST", "POST", "DELETE"]
-    assert {seen.headers["authorization"] for seen in desk.upstream.seen} == {f"Bearer {KEY}"}
-    later = desk.upstream.seen[1:]
+        assert [seen.method for seen in harness.upstream.seen] == ["POST", "POST", "POST", "POST", "DELETE"]
+    assert {seen.headers["authorization"] for seen in harness.upstream.seen} == {f"Bearer {KEY}"}
+    later = harness.upstream.seen[1:]
     assert {(seen.headers["mcp-session-id"], seen.headers["mcp-protocol-version"]) for seen in later} == {
         ("s-1", "2025-03-26")
     }
 
 
-async def test_does_not_wait_for_end_of_test_session(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_does_not_wait_for_end_of_test_session(harness: McpHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that never confirms the end of the session has passed the test nevertheless."""
     monkeypatch.setattr("sandyard.platform.domain.mcp_servers.probe.END_TIMEOUT_S", 0.1)
 
@@ -400,11 +400,11 @@ async def test_does_not_wait_for_end_of_test_session(desk: Desk, monkeypatch: py
         await asyncio.Event().wait()
 
     for handler in (endless, silent):
-        desk.upstream.handler = handler
+        harness.upstream.handler = handler
         async with asyncio.timeout(4):
-            found = await desk.servers.test(ROOT, desk.server.project_id, desk.server.id)
+            found = await harness.servers.test(ROOT, harness.server.project_id, harness.server.id)
         assert (found.ok, found.detail) == (True, "issues works: 3 tools.")
-        assert desk.upstream.seen[-1].method == "DELETE"
+        assert harness.upstream.seen[-1].method == "DELETE"
 
 
 NONSENSE: list[tuple[dict[str, Any], dict[str, Any], dict[str, str], str]] = [
@@ -415,7 +415,7 @@ NONSENSE: list[tuple[dict[str, Any], dict[str, Any], dict[str, str], str]] = [
 ]
 
 
-async def test_reports_invalid_answers(desk: Desk) -> None:
+async def test_reports_invalid_answers(harness: McpHarness) -> None:
     for greeting, listed, headers, words in NONSENSE:
 
         async def handler(
@@ -432,12 +432,12 @@ async def test_reports_invalid_answers(desk: Desk) -> None:
             result = first if seen.json["method"] == "initialize" else listed
             await reply.whole({"jsonrpc": "2.0", "id": seen.json["id"], "result": result}, **headers)
 
-        desk.upstream.handler = handler
-        found = await desk.servers.test(ROOT, desk.server.project_id, desk.server.id)
+        harness.upstream.handler = handler
+        found = await harness.servers.test(ROOT, harness.server.project_id, harness.server.id)
         assert (found.ok, words in found.detail) == (False, True), found
 
 
-async def test_server_without_headers_requires_some_later(desk: Desk) -> None:
+async def test_server_without_headers_requires_some_later(harness: McpHarness) -> None:
     """The session id that the server has set does not count as a configured header."""
 
     async def handler(seen: Seen, reply: Reply) -> None:
@@ -446,24 +446,24 @@ async def test_server_without_headers_requires_some_later(desk: Desk) -> None:
         else:
             await _mcp(seen, reply, streamed=False)
 
-    desk.upstream.handler = handler
-    bare = await desk.servers.create(
-        ROOT, desk.server.project_id, McpServerDraft(name="bare", url=f"{desk.upstream.url}/mcp")
+    harness.upstream.handler = handler
+    bare = await harness.servers.create(
+        ROOT, harness.server.project_id, McpServerDraft(name="bare", url=f"{harness.upstream.url}/mcp")
     )
-    found = await desk.servers.test(ROOT, desk.server.project_id, bare.id)
+    found = await harness.servers.test(ROOT, harness.server.project_id, bare.id)
     assert (found.ok, "requires authentication (401)" in found.detail) == (False, True), found
 
 
-async def test_project_is_deleted_during_test(desk: Desk) -> None:
+async def test_project_is_deleted_during_test(harness: McpHarness) -> None:
     async def handler(seen: Seen, reply: Reply) -> None:
         if seen.method == "POST" and seen.json["method"] == "initialize":
-            await desk.world.projects.delete(ROOT, desk.other_project)
+            await harness.world.projects.delete(ROOT, harness.other_project)
         await _mcp(seen, reply, streamed=False)
 
-    desk.upstream.handler = handler
-    wanted = McpServerDraft(name="new", url=f"{desk.upstream.url}/mcp")
+    harness.upstream.handler = handler
+    wanted = McpServerDraft(name="new", url=f"{harness.upstream.url}/mcp")
     with pytest.raises(NotFoundError, match="no project"):
-        await desk.servers.create(ROOT, desk.other_project, wanted, test=True)
+        await harness.servers.create(ROOT, harness.other_project, wanted, test=True)
 
 
 BROKEN = [
@@ -476,19 +476,19 @@ BROKEN = [
 ]
 
 
-async def test_does_not_store_server_that_fails_test(desk: Desk) -> None:
-    wanted = McpServerDraft(name="new", url=f"{desk.upstream.url}/mcp", headers={"X-Api-Key": Secret(KEY)})
+async def test_does_not_store_server_that_fails_test(harness: McpHarness) -> None:
+    wanted = McpServerDraft(name="new", url=f"{harness.upstream.url}/mcp", headers={"X-Api-Key": Secret(KEY)})
     for status, body, words in BROKEN:
-        desk.upstream.handler = answering(status, body)
-        found = await desk.servers.test(ROOT, desk.server.project_id, desk.server.id)
+        harness.upstream.handler = answering(status, body)
+        found = await harness.servers.test(ROOT, harness.server.project_id, harness.server.id)
         assert (found.ok, words in found.detail) == (False, True), found
         with pytest.raises(McpTestFailedError, match="Nothing was saved"):
-            await desk.servers.create(ROOT, desk.server.project_id, wanted, test=True)
+            await harness.servers.create(ROOT, harness.server.project_id, wanted, test=True)
     nobody = r"could not be reached: no server is listening at http://127\.0\.0\.1:9/mcp\. Nothing was saved\.$"
     with pytest.raises(McpTestFailedError, match=nobody):
         wanted = McpServerDraft(name="new", url="http://127.0.0.1:9/mcp")
-        await desk.servers.create(ROOT, desk.server.project_id, wanted, test=True)
-    assert len(await desk.servers.list(ROOT, desk.server.project_id)) == 1
+        await harness.servers.create(ROOT, harness.server.project_id, wanted, test=True)
+    assert len(await harness.servers.list(ROOT, harness.server.project_id)) == 1
 
 
 def test_key_is_redacted_before_url_is_cut() -> None:
@@ -499,23 +499,23 @@ def test_key_is_redacted_before_url_is_cut() -> None:
         assert "mcp-planted" not in (explain_response("issues", response, has_headers=True, redactor=redactor) or "")
 
 
-async def test_key_is_redacted_before_error_message_is_cut(desk: Desk) -> None:
+async def test_key_is_redacted_before_error_message_is_cut(harness: McpHarness) -> None:
     for start in (300 - len(KEY) // 2, 300 - len(KEY) + 1):
         error = {"jsonrpc": "2.0", "id": 1, "error": {"code": -1, "message": "m" * start + KEY}}
-        desk.upstream.handler = answering(200, json.dumps(error).encode())
-        found = await desk.servers.test(ROOT, desk.server.project_id, desk.server.id)
+        harness.upstream.handler = answering(200, json.dumps(error).encode())
+        found = await harness.servers.test(ROOT, harness.server.project_id, harness.server.id)
         assert not found.ok
         assert "mcp-planted" not in found.detail
 
 
-async def test_empty_lines_of_server_are_skipped(desk: Desk) -> None:
+async def test_empty_lines_of_server_are_skipped(harness: McpHarness) -> None:
     async def handler(seen: Seen, reply: Reply) -> None:
         await reply.stream()
         await reply.chunk(b"\n" * (3 << 20))
         await reply.event({"jsonrpc": "2.0", "id": seen.json.get("id"), "result": {}})
         await reply.end()
 
-    desk.upstream.handler = handler
+    harness.upstream.handler = handler
     began = time.process_time()
-    assert (await desk.servers.test(ROOT, desk.server.project_id, desk.server.id)).ok
+    assert (await harness.servers.test(ROOT, harness.server.project_id, harness.server.id)).ok
     assert time.process_time() - began < 3

@@ -15,7 +15,7 @@ from tests.unit.platform.domain.models.upstream import Upstream
 from tests.unit.platform.world import ROOT
 
 if TYPE_CHECKING:
-    from tests.integration.platform.domain.sandboxes.yard import Yard
+    from tests.integration.platform.domain.sandboxes.platform_harness import PlatformHarness
 
 KEY = "sk-planted-8c1f0a97d2e64b35"
 PRICE = Price(input=1, output=2)
@@ -42,7 +42,7 @@ class Speaker:
 
 @dataclass
 class Scene:
-    yard: Yard
+    platform: PlatformHarness
     upstream: Upstream
     session: Session
     sandbox: Sandbox
@@ -54,7 +54,7 @@ class Scene:
         text."""
         words = {"base": self.endpoint.base_url, "capability": self.endpoint.capability.reveal()}
         command = f"python3 - <<'EOF'\nsaid = {json.dumps(words)}\n{AGENT}\n{program}\nEOF"
-        return await self.yard.run(self.sandbox, command)
+        return await self.platform.run(self.sandbox, command)
 
     async def turn(self) -> Turn:
         row = Turn(
@@ -66,7 +66,7 @@ class Scene:
             usage={},
             queued_at=utc_now(),
         )
-        async with self.yard.services.database.transaction() as tx:
+        async with self.platform.services.database.transaction() as tx:
             tx.add(row)
         return row
 
@@ -85,11 +85,11 @@ def ask(path="/v1/chat/completions", body=None, headers=None, method="POST"):
 """
 
 
-async def played(yard: Yard, upstream: Upstream, **project: Any) -> Scene:
-    """A session with a running sandbox, a provider for all users, and the connection to it."""
-    services = yard.services
-    project_id = await yard.project(yard.owner, **project) if project else None
-    session, sandbox = await services.sessions.create(yard.owner, project_id=project_id)
+async def played(platform: PlatformHarness, upstream: Upstream, **project: Any) -> Scene:
+    """Create a session with a running sandbox, a provider for all users, and the connection to it."""
+    services = platform.services
+    project_id = await platform.project(platform.owner, **project) if project else None
+    session, sandbox = await services.sessions.create(platform.owner, project_id=project_id)
     sandbox = await services.lifecycle.wait_until_provisioned(sandbox.id)
     provider = await services.models.providers.create(
         ROOT,
@@ -102,4 +102,4 @@ async def played(yard: Yard, upstream: Upstream, **project: Any) -> Scene:
     )
     endpoint = await services.models.open_endpoint(session, sandbox, Speaker(), None)
     assert endpoint is not None
-    return Scene(yard, upstream, session, sandbox, provider, endpoint)
+    return Scene(platform, upstream, session, sandbox, provider, endpoint)

@@ -17,7 +17,7 @@ from sandyard.platform.domain.projects.model import ProjectSettings
 from tests.unit.platform.world import World
 
 
-class Purse:
+class BudgetHarness:
     def __init__(self, world: World, session: Session) -> None:
         self.world, self.session = world, session
         self.ledger = Ledger(world.database, world.clock)
@@ -41,7 +41,7 @@ class Purse:
             )
 
 
-async def purse(world: World, settings: dict[str, Any], budget: dict[str, Any] | None) -> Purse:
+async def harness(world: World, settings: dict[str, Any], budget: dict[str, Any] | None) -> BudgetHarness:
     owner, now = (await world.person("owner")).principal, get_time(world.clock)
     project = await world.projects.create(owner, "p", settings=ProjectSettings.model_validate({"tasks": settings}))
     card = {"description": "", "status": "in_progress", "position": 0, "priority": 0}
@@ -54,11 +54,11 @@ async def purse(world: World, settings: dict[str, Any], budget: dict[str, Any] |
         tx.add(task)
         await tx.session.flush()
         tx.add(session)
-    return Purse(world, session)
+    return BudgetHarness(world, session)
 
 
 async def test_budget_of_task_overrides_project(world: World) -> None:
-    own = await purse(world, {"budget": {"tokens": 5}}, {"tokens": 100})
+    own = await harness(world, {"budget": {"tokens": 5}}, {"tokens": 100})
     await own.spend(99)
     await own.budgets.check(own.session)
     await own.spend(1)
@@ -70,7 +70,7 @@ async def test_budget_of_task_overrides_project(world: World) -> None:
 
 
 async def test_task_without_budget_uses_project(world: World) -> None:
-    usual = await purse(world, {"budget": {"usd": 0.5}}, {})
+    usual = await harness(world, {"budget": {"usd": 0.5}}, {})
     with pytest.raises(PriceMissingError, match="the price of the model secret-model is unknown"):
         await usual.budgets.check_price(usual.session, "secret-model", "claude")
     await usual.spend(10**9, None)
@@ -84,7 +84,7 @@ async def test_task_without_budget_uses_project(world: World) -> None:
 async def test_huge_numbers_exceed_every_budget(world: World) -> None:
     """Of a provider that reported them to an earlier version."""
     most = {"usd": 1_000_000, "tokens": 10**13}
-    huge = await purse(world, {"monthlyBudget": most}, most)
+    huge = await harness(world, {"monthlyBudget": most}, most)
     for _ in range(3):
         await huge.spend((1 << 63) - 1, (1 << 63) - 1)
     with pytest.raises(OverBudgetError, match="The task has used up its budget"):
@@ -93,7 +93,7 @@ async def test_huge_numbers_exceed_every_budget(world: World) -> None:
 
 
 async def test_project_budget_resets_each_month(world: World) -> None:
-    monthly = await purse(world, {"monthlyBudget": {"tokens": 10}}, None)
+    monthly = await harness(world, {"monthlyBudget": {"tokens": 10}}, None)
     await monthly.spend(11)
     with pytest.raises(
         OverBudgetError, match="The project has used up its budget of 10 tokens for models for this month"

@@ -105,7 +105,7 @@ async def test_allowed_addresses(world: World, providers: Providers, names: dict
             await providers.create(ROOT, name="y", base_url=url, **mine)
     with pytest.raises(InvalidInputError):
         await providers.create(owner, name="y", base_url="https://nowhere.example.org", **mine)
-    with pytest.raises(InvalidInputError, match="address"):
+    with pytest.raises(InvalidInputError, match="needs a URL"):
         await providers.create(ROOT, name="y", kind=ModelApi.OPENAI_CHAT)
     kept = await providers.create(ROOT, name="y", base_url="https://Models.example.org/api/", **mine)
     assert kept.base_url == "https://models.example.org/api"
@@ -311,7 +311,7 @@ async def test_addresses_of_a_former_administrator_are_checked(
     assert "private network" not in await connect(mine.id, own.id)
     await world.users.update(other, boss.user_id, role="member")
     refused = await connect(mine.id, own.id)
-    assert "private network" in refused and "An administrator can allow this address by saving it again." in refused
+    assert "private network" in refused and "An administrator can allow this URL by saving it again." in refused
     for provider_id, project_id in ((approved.id, hers.id), (shared.id, own.id)):
         assert "private network" not in await connect(provider_id, project_id)
     await providers.update(other, mine.id, base_url=url)

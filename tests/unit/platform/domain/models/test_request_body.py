@@ -22,7 +22,7 @@ def send(body: Any, target: ModelRequest = CHAT, kind: ModelApi = ModelApi.OPENA
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"no", b'{"model": "a", "model": "b"}', b'{"x": {"a": 1, "a": 2}}'])
-def test_refuses_what_is_no_unique_object(body: bytes) -> None:
+def test_rejects_bodies_that_are_not_objects_with_unique_keys(body: bytes) -> None:
     with pytest.raises(InvalidBodyError, match="duplicate keys"):
         parse_body(body, CHAT, ModelApi.OPENAI)
 
@@ -30,9 +30,9 @@ def test_refuses_what_is_no_unique_object(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"model": "tiny", "MODEL": "dear"}, "differ only in case"),
+        ({"model": "tiny", "MODEL": "expensive"}, "differ only in case"),
         ({"Unknown": 1, "unknown": 1}, "differ only in case"),
-        ({"MODEL": "dear"}, "must be spelled 'model'"),
+        ({"MODEL": "expensive"}, "must be spelled 'model'"),
         ({"Stream": True}, "must be spelled 'stream'"),
         ({"\u017ftream": True}, "must be spelled 'stream'"),
         ({"Tools": []}, "must be spelled 'tools'"),

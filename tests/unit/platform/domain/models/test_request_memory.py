@@ -111,11 +111,11 @@ class Sandbox:
         await self._over[number].wait()
         return self._status.get(number, 0)
 
-    async def lines(self) -> AsyncIterator[str]:
+    async def read_lines(self) -> AsyncIterator[str]:
         while True:
             yield await self._frames.get()
 
-    def say(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         frame: dict[str, Any] = json.loads(line)
         number = frame.get("id", 0)
         if frame["t"] == "want":

@@ -149,14 +149,14 @@ async def test_queue_stays_small_whatever_is_acknowledged() -> None:
 async def test_drain_is_first_come_first_served() -> None:
     stream, command = await open_stream()
     order: list[int] = []
-    stream.say("x")
+    stream.send_line("x")
     await command.sending.wait()  # from here on only this test takes lines
-    stream.say("x" * streams.QUEUED)
+    stream.send_line("x" * streams.QUEUED)
 
     async def send(number: int) -> None:
         for _ in range(2):
             await stream.drain()
-            stream.say("y" * streams.QUEUED)
+            stream.send_line("y" * streams.QUEUED)
             order.append(number)
 
     sending = [asyncio.ensure_future(send(number)) for number in range(3)]
@@ -215,13 +215,13 @@ class FakeStream:
     def __init__(self, line: str) -> None:
         self._line = line
 
-    async def lines(self) -> AsyncIterator[str]:
+    async def read_lines(self) -> AsyncIterator[str]:
         yield json.dumps({"t": "hello", "port": 4100})
         if not self._line:
             raise EngineError("The connection broke.")
         yield self._line
 
-    def say(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         pass
 
     async def drain(self) -> None:

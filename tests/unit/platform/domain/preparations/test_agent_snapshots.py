@@ -38,7 +38,7 @@ class Engine:
         self.deleted.append(snapshot)
 
 
-class Shelf:
+class SnapshotsHarness:
     def __init__(self, database: Database, folder: Path, engine: Engine) -> None:
         self.database, self.engine = database, engine
         lifecycle: Any = SimpleNamespace(engine=engine)
@@ -60,40 +60,40 @@ class Shelf:
 
 
 @pytest.fixture
-def shelf(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
+def harness(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SnapshotsHarness:
     engine = Engine()
     monkeypatch.setattr(module, "end_sandbox", engine.end)
-    return Shelf(database, tmp_path, engine)
+    return SnapshotsHarness(database, tmp_path, engine)
 
 
-async def test_keeps_snapshot_created_meanwhile(shelf: Shelf) -> None:
-    await shelf.add("made", sandbox_id="sbx_made")
-    await shelf.add("left", sandbox_id="sbx_left")  # the newest comes first and takes a while
-    shelf.engine.meanwhile["sbx_left"] = lambda: shelf.change("made", snapshot="snap")
-    await shelf.snapshots.tidy(WEEK)
-    assert shelf.engine.ended == [("sbx_left", None), ("sbx_made", "snap")]
-    row = await shelf.row("made")
+async def test_keeps_snapshot_created_meanwhile(harness: SnapshotsHarness) -> None:
+    await harness.add("made", sandbox_id="sbx_made")
+    await harness.add("left", sandbox_id="sbx_left")  # the newest comes first and takes a while
+    harness.engine.meanwhile["sbx_left"] = lambda: harness.change("made", snapshot="snap")
+    await harness.snapshots.tidy(WEEK)
+    assert harness.engine.ended == [("sbx_left", None), ("sbx_made", "snap")]
+    row = await harness.row("made")
     assert row is not None
-    assert (row.snapshot, row.sandbox_id, shelf.engine.deleted) == ("snap", None, [])
-    assert await shelf.row("left") is None
+    assert (row.snapshot, row.sandbox_id, harness.engine.deleted) == ("snap", None, [])
+    assert await harness.row("left") is None
 
 
-async def test_keeps_sandbox_of_new_attempt(shelf: Shelf) -> None:
+async def test_keeps_sandbox_of_new_attempt(harness: SnapshotsHarness) -> None:
     """The previous sandbox ends late."""
-    await shelf.add("one", sandbox_id="sbx_old")
-    shelf.engine.meanwhile["sbx_old"] = lambda: shelf.change("one", sandbox_id="sbx_new")
-    await shelf.snapshots.tidy(WEEK)
-    row = await shelf.row("one")
+    await harness.add("one", sandbox_id="sbx_old")
+    harness.engine.meanwhile["sbx_old"] = lambda: harness.change("one", sandbox_id="sbx_new")
+    await harness.snapshots.tidy(WEEK)
+    row = await harness.row("one")
     assert row is not None
     assert row.sandbox_id == "sbx_new"
 
 
-async def test_keeps_snapshot_used_meanwhile(shelf: Shelf) -> None:
-    await shelf.add("old", days=30, snapshot="snap-old")
-    await shelf.add("older", days=31, snapshot="snap-older")
-    await shelf.add("left", sandbox_id="sbx_left")
-    shelf.engine.meanwhile["sbx_left"] = lambda: shelf.change("old")
-    await shelf.snapshots.tidy(WEEK)
-    assert shelf.engine.deleted == ["snap-older"]
-    assert await shelf.row("old") is not None
-    assert await shelf.row("older") is None
+async def test_keeps_snapshot_used_meanwhile(harness: SnapshotsHarness) -> None:
+    await harness.add("old", days=30, snapshot="snap-old")
+    await harness.add("older", days=31, snapshot="snap-older")
+    await harness.add("left", sandbox_id="sbx_left")
+    harness.engine.meanwhile["sbx_left"] = lambda: harness.change("old")
+    await harness.snapshots.tidy(WEEK)
+    assert harness.engine.deleted == ["snap-older"]
+    assert await harness.row("old") is not None
+    assert await harness.row("older") is None

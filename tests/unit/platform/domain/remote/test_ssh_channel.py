@@ -33,13 +33,13 @@ class Script:
         self.coming: asyncio.Queue[str | Exception | None] = asyncio.Queue()
         self.told: list[str] = []
 
-    async def lines(self) -> AsyncIterator[str]:
+    async def read_lines(self) -> AsyncIterator[str]:
         while (line := await self.coming.get()) is not None:
             if isinstance(line, Exception):
                 raise line
             yield line
 
-    def say(self, line: str) -> None:
+    def send_line(self, line: str) -> None:
         self.told.append(line)
 
     def hear(self, *lines: str | Exception | None) -> None:

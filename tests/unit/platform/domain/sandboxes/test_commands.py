@@ -30,7 +30,7 @@ from sandyard.platform.domain.users.model import Principal
 ANN = Principal("u", "ann", "member", "test")
 
 
-class Shelf:
+class CommandsHarness:
     """Commands of one sandbox that are stored and not run. Errors are raised one after the other: `after` the commit,
     as if the connection broke at that moment, or instead of it."""
 
@@ -66,7 +66,7 @@ class Shelf:
 
 
 @pytest.fixture
-async def shelf(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
+async def harness(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandsHarness:
     now = utc_now()
     async with database.transaction() as tx:
         tx.add(User(id="u", name="ann", role="member", created_at=now))
@@ -76,57 +76,57 @@ async def shelf(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPa
                 id="b", owner_id="u", template="base", idempotency_key="b", status="running", idle_seconds=1, created_at=now
             )
         )  # fmt: skip
-    return Shelf(database, tmp_path, monkeypatch)
+    return CommandsHarness(database, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("error", [DatabaseFullError, DatabaseBusyError])
-async def test_reports_full_or_busy_database(shelf: Shelf, error: type[SandyardError]) -> None:
-    shelf.errors = [error()]
+async def test_reports_full_or_busy_database(harness: CommandsHarness, error: type[SandyardError]) -> None:
+    harness.errors = [error()]
     with pytest.raises(error):
-        await shelf.execute()
-    assert shelf.begun == []
+        await harness.execute()
+    assert harness.begun == []
 
 
-async def test_database_is_full_after_being_unavailable(shelf: Shelf) -> None:
-    shelf.errors = [DatabaseUnavailableError(), DatabaseFullError()]
+async def test_database_is_full_after_being_unavailable(harness: CommandsHarness) -> None:
+    harness.errors = [DatabaseUnavailableError(), DatabaseFullError()]
     with pytest.raises(DatabaseFullError):
-        await shelf.execute()
-    assert shelf.begun == []
+        await harness.execute()
+    assert harness.begun == []
 
 
-async def test_finds_interrupted_commit(shelf: Shelf, database: Database) -> None:
+async def test_finds_interrupted_commit(harness: CommandsHarness, database: Database) -> None:
     """The commit succeeded, and the command starts once."""
-    shelf.after = [DatabaseUnavailableError()]
-    command = await shelf.execute()
-    assert shelf.begun == [command.id]
+    harness.after = [DatabaseUnavailableError()]
+    command = await harness.execute()
+    assert harness.begun == [command.id]
     async with database.reading() as session:
         assert await session.scalar(select(func.count()).select_from(Command)) == 1
 
 
-async def test_waits_for_unavailable_database(shelf: Shelf) -> None:
+async def test_waits_for_unavailable_database(harness: CommandsHarness) -> None:
     """Also if it is busy afterwards: it is not known yet whether the first commit succeeded."""
-    shelf.errors = [DatabaseUnavailableError(), DatabaseUnavailableError(), DatabaseBusyError()]
-    command = await shelf.execute()
-    assert shelf.begun == [command.id]
+    harness.errors = [DatabaseUnavailableError(), DatabaseUnavailableError(), DatabaseBusyError()]
+    command = await harness.execute()
+    assert harness.begun == [command.id]
 
 
-async def test_running_commands_are_limited(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_running_commands_are_limited(harness: CommandsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the platform itself are not, and a command that has ended makes room for another."""
     monkeypatch.setattr("sandyard.platform.domain.sandboxes.connections.MAX_CONNECTIONS_PER_USER", 2)
     for _ in range(2):
-        await shelf.execute()
+        await harness.execute()
     with pytest.raises(TooManyOperationsError, match="Kill a command"):
-        await shelf.execute()
-    await shelf.execute(internal=True)
-    assert len(shelf.begun) == 3
-    shelf.held[0].close()
-    await shelf.execute()
+        await harness.execute()
+    await harness.execute(internal=True)
+    assert len(harness.begun) == 3
+    harness.held[0].close()
+    await harness.execute()
     with pytest.raises(TooManyOperationsError):
-        await shelf.execute()
+        await harness.execute()
 
 
-async def test_command_that_could_not_be_stored_does_not_count(shelf: Shelf) -> None:
-    shelf.errors = [DatabaseFullError()]
+async def test_command_that_could_not_be_stored_does_not_count(harness: CommandsHarness) -> None:
+    harness.errors = [DatabaseFullError()]
     with pytest.raises(DatabaseFullError):
-        await shelf.execute()
-    assert not shelf.connections.open_connections
+        await harness.execute()
+    assert not harness.connections.open_connections

@@ -95,7 +95,7 @@ class Engine:
             raise self.error
 
 
-class Place:
+class ConnectionsHarness:
     def __init__(self, world: World, ann: Person, bob: Person) -> None:
         self.world, self.ann, self.bob = world, ann.principal, bob.principal
         self.engine = Engine()
@@ -130,9 +130,9 @@ class Place:
 
 
 @pytest.fixture
-async def place(world: World, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Place]:
+async def harness(world: World, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ConnectionsHarness]:
     monkeypatch.setattr("sandyard.platform.domain.sandboxes.connections.MAX_CONNECTIONS_PER_USER", LIMIT)
-    made = Place(world, await world.person("ann"), await world.person("bob"))
+    made = ConnectionsHarness(world, await world.person("ann"), await world.person("bob"))
     wanted = NewSandbox(template="base", idle_seconds=300)
     made.row = await made.lifecycle.create(made.ann.user_id, wanted)
     made.row = await made.lifecycle.wait_until_provisioned(made.row.id)
@@ -140,105 +140,109 @@ async def place(world: World, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     await made.lifecycle.close()
 
 
-async def test_one_limit_for_all_of_a_users_operations(place: Place) -> None:
+async def test_one_limit_for_all_of_a_users_operations(harness: ConnectionsHarness) -> None:
     async def open_ssh() -> None:
-        async with SshConnections(place.lifecycle).open(place.ann, place.row.id, KEY):
+        async with SshConnections(harness.lifecycle).open(harness.ann, harness.row.id, KEY):
             pass
 
-    place.fill()
+    harness.fill()
     operations: list[Callable[[], Awaitable[object]]] = [
-        place.execute,
-        lambda: place.terminals.open(place.ann, place.row.id, 80, 24),
-        place.upload,
-        lambda: place.sandboxes.download_file(place.ann, place.row.id, "/x"),
-        lambda: place.sandboxes.list_files(place.ann, place.row.id, "/", 1),
-        lambda: place.sandboxes.file_info(place.ann, place.row.id, "/x"),
-        lambda: place.sandboxes.remove_file(place.ann, place.row.id, "/x"),
+        harness.execute,
+        lambda: harness.terminals.open(harness.ann, harness.row.id, 80, 24),
+        harness.upload,
+        lambda: harness.sandboxes.download_file(harness.ann, harness.row.id, "/x"),
+        lambda: harness.sandboxes.list_files(harness.ann, harness.row.id, "/", 1),
+        lambda: harness.sandboxes.file_info(harness.ann, harness.row.id, "/x"),
+        lambda: harness.sandboxes.remove_file(harness.ann, harness.row.id, "/x"),
         open_ssh,
     ]
     for operation in operations:
         with pytest.raises(TooManyOperationsError) as failed:
             await operation()
         assert failed.value.status == 429
-    with place.lifecycle.connections.hold(place.bob.user_id):
+    with harness.lifecycle.connections.hold(harness.bob.user_id):
         pass
 
 
-async def test_command_counts_until_it_has_ended(place: Place) -> None:
-    commands = [await place.execute() for _ in range(LIMIT)]
+async def test_command_counts_until_it_has_ended(harness: ConnectionsHarness) -> None:
+    commands = [await harness.execute() for _ in range(LIMIT)]
     with pytest.raises(TooManyOperationsError):
-        await place.execute()
-    place.engine.ended.set()
-    await asyncio.gather(*(place.commands.wait(command.id) for command in commands))
-    await place.wait_until_free()
-    await place.execute()
+        await harness.execute()
+    harness.engine.ended.set()
+    await asyncio.gather(*(harness.commands.wait(command.id) for command in commands))
+    await harness.wait_until_free()
+    await harness.execute()
 
 
-async def test_commands_of_an_earlier_process_count(place: Place) -> None:
+async def test_commands_of_an_earlier_process_count(harness: ConnectionsHarness) -> None:
     """All of them continue, even if they are more than the limit."""
-    await place.execute()
-    later = Commands(place.world.database, place.lifecycle, place.commands.files, max_timeout_s=100, output_kept=1000)
-    place.fill()
+    await harness.execute()
+    later = Commands(
+        harness.world.database, harness.lifecycle, harness.commands.files, max_timeout_s=100, output_kept=1000
+    )
+    harness.fill()
     assert await later.recover() == 1
-    assert place.lifecycle.connections.open_connections[place.ann.user_id] == LIMIT + 1
+    assert harness.lifecycle.connections.open_connections[harness.ann.user_id] == LIMIT + 1
 
 
-async def test_terminal_counts_until_it_has_ended(place: Place) -> None:
+async def test_terminal_counts_until_it_has_ended(harness: ConnectionsHarness) -> None:
     for _ in range(LIMIT):
-        await place.terminals.open(place.ann, place.row.id, 80, 24)
+        await harness.terminals.open(harness.ann, harness.row.id, 80, 24)
     with pytest.raises(TooManyOperationsError):
-        await place.terminals.open(place.ann, place.row.id, 80, 24)
-    for handle in place.engine.handles:
+        await harness.terminals.open(harness.ann, harness.row.id, 80, 24)
+    for handle in harness.engine.handles:
         handle.ended.set()
-    await place.wait_until_free()
+    await harness.wait_until_free()
 
 
-async def test_returning_to_a_terminal_counts(place: Place) -> None:
-    terminal = await place.terminals.open(place.ann, place.row.id, 80, 24)
-    later = Terminals(place.world.database, place.lifecycle)
+async def test_returning_to_a_terminal_counts(harness: ConnectionsHarness) -> None:
+    terminal = await harness.terminals.open(harness.ann, harness.row.id, 80, 24)
+    later = Terminals(harness.world.database, harness.lifecycle)
     for _ in range(2):
-        async with later.view(place.ann, place.row.id, terminal.id):
-            assert place.lifecycle.connections.open_connections[place.ann.user_id] == 2
-    place.fill()
+        async with later.view(harness.ann, harness.row.id, terminal.id):
+            assert harness.lifecycle.connections.open_connections[harness.ann.user_id] == 2
+    harness.fill()
     with pytest.raises(TooManyOperationsError):
-        async with Terminals(place.world.database, place.lifecycle).view(place.ann, place.row.id, terminal.id):
+        async with Terminals(harness.world.database, harness.lifecycle).view(harness.ann, harness.row.id, terminal.id):
             pass
 
 
-async def test_terminal_that_could_not_be_stored_is_detached(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_terminal_that_could_not_be_stored_is_detached(
+    harness: ConnectionsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail() -> None:
         raise DatabaseFullError
 
     with monkeypatch.context() as patch:
-        patch.setattr(place.world.database, "transaction", fail)
+        patch.setattr(harness.world.database, "transaction", fail)
         with pytest.raises(DatabaseFullError):
-            await place.terminals.open(place.ann, place.row.id, 80, 24)
-    assert place.engine.handles[0].detached and not place.lifecycle.connections.open_connections
+            await harness.terminals.open(harness.ann, harness.row.id, 80, 24)
+    assert harness.engine.handles[0].detached and not harness.lifecycle.connections.open_connections
 
 
-async def test_failed_operations_do_not_count(place: Place) -> None:
-    place.engine.error = EngineError()
+async def test_failed_operations_do_not_count(harness: ConnectionsHarness) -> None:
+    harness.engine.error = EngineError()
     for operation in (
-        place.upload(),
-        place.sandboxes.download_file(place.ann, place.row.id, "/x"),
-        place.terminals.open(place.ann, place.row.id, 80, 24),
+        harness.upload(),
+        harness.sandboxes.download_file(harness.ann, harness.row.id, "/x"),
+        harness.terminals.open(harness.ann, harness.row.id, 80, 24),
     ):
         with pytest.raises(EngineError):
             await operation
-    assert not place.lifecycle.connections.open_connections
+    assert not harness.lifecycle.connections.open_connections
 
 
-async def test_transfers_count_until_they_have_ended(place: Place) -> None:
-    await place.upload()
-    assert not place.lifecycle.connections.open_connections
-    size, chunks = await place.sandboxes.download_file(place.ann, place.row.id, "/x")
-    assert place.lifecycle.connections.open_connections[place.ann.user_id] == 1
+async def test_transfers_count_until_they_have_ended(harness: ConnectionsHarness) -> None:
+    await harness.upload()
+    assert not harness.lifecycle.connections.open_connections
+    size, chunks = await harness.sandboxes.download_file(harness.ann, harness.row.id, "/x")
+    assert harness.lifecycle.connections.open_connections[harness.ann.user_id] == 1
     assert (size, b"".join([chunk async for chunk in chunks])) == (2, b"ab")
-    assert not place.lifecycle.connections.open_connections
+    assert not harness.lifecycle.connections.open_connections
 
 
-async def test_download_that_nobody_reads_is_closed(place: Place) -> None:
+async def test_download_that_nobody_reads_is_closed(harness: ConnectionsHarness) -> None:
     """The client disconnects before the response begins."""
-    await place.sandboxes.download_file(place.ann, place.row.id, "/x")
-    await place.wait_until_free()
-    assert place.engine.closed_downloads == 1
+    await harness.sandboxes.download_file(harness.ann, harness.row.id, "/x")
+    await harness.wait_until_free()
+    assert harness.engine.closed_downloads == 1

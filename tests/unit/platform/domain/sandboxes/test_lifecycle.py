@@ -56,7 +56,7 @@ class Engine:
         return [*made[:MAX_COPIES], *(EngineQuotaError() for _ in made[MAX_COPIES:])]
 
 
-class Place:
+class LifecycleHarness:
     def __init__(self, world: World, owner: Person, project_id: str) -> None:
         self.world, self.owner, self.project_id = world, owner, project_id
         self.engine = Engine()
@@ -75,30 +75,32 @@ class Place:
 
 
 @pytest.fixture
-async def place(world: World) -> Place:
+async def harness(world: World) -> LifecycleHarness:
     owner = await world.person("ann")
     project = await world.projects.create(owner.principal, "site")
-    return Place(world, owner, project.id)
+    return LifecycleHarness(world, owner, project.id)
 
 
-async def test_isolation_level_of_sandbox_and_of_its_fork_is_recorded(place: Place) -> None:
-    sandbox = await place.sandbox()
-    wanted = NewSandbox(template="base", idle_seconds=300, project_id=place.project_id)
-    fork = await place.lifecycle.fork(place.owner.principal.user_id, sandbox, wanted)
+async def test_isolation_level_of_sandbox_and_of_its_fork_is_recorded(harness: LifecycleHarness) -> None:
+    sandbox = await harness.sandbox()
+    wanted = NewSandbox(template="base", idle_seconds=300, project_id=harness.project_id)
+    fork = await harness.lifecycle.fork(harness.owner.principal.user_id, sandbox, wanted)
     assert [SandboxView.of(row).isolation for row in (sandbox, fork)] == ["gvisor", "namespace"]
 
 
-async def test_short_database_outage_does_not_fail_sandbox(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_short_database_outage_does_not_fail_sandbox(
+    harness: LifecycleHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sandyard.platform.db.retry.RETRY_S", 0)
-    real, errors = place.lifecycle.load_allowed, [DatabaseUnavailableError()]
+    real, errors = harness.lifecycle.load_allowed, [DatabaseUnavailableError()]
 
     async def shaky(project_id: str | None) -> Allowed:
         if errors:
             raise errors.pop()
         return await real(project_id)
 
-    monkeypatch.setattr(place.lifecycle, "load_allowed", shaky)
-    assert (await place.sandbox()).status == "running"
+    monkeypatch.setattr(harness.lifecycle, "load_allowed", shaky)
+    assert (await harness.sandbox()).status == "running"
 
 
 class Lock(asyncio.Lock):
@@ -115,29 +117,29 @@ class Lock(asyncio.Lock):
 
 
 @pytest.mark.parametrize("status", ["running", "paused"])
-async def test_applies_changes_made_while_waiting_for_lock(place: Place, status: str) -> None:
+async def test_applies_changes_made_while_waiting_for_lock(harness: LifecycleHarness, status: str) -> None:
     """The newest settings are applied, and only to a sandbox that still runs."""
-    row = await place.sandbox()
-    await place.allow("one.example.org")
-    lock = place.lifecycle.locks[row.id] = Lock()
+    row = await harness.sandbox()
+    await harness.allow("one.example.org")
+    lock = harness.lifecycle.locks[row.id] = Lock()
     async with lock:
-        applying = asyncio.create_task(place.lifecycle.apply_network(place.project_id))
+        applying = asyncio.create_task(harness.lifecycle.apply_network(harness.project_id))
         await lock.wanted.wait()
-        await place.allow("two.example.org")
-        await place.lifecycle.repository.note(row.id, status=status)
+        await harness.allow("two.example.org")
+        await harness.lifecycle.repository.set_fields(row.id, status=status)
     await applying
     expected: list[Allowed] = [["two.example.org"]] if status == "running" else []
-    assert place.engine.allowed[1:] == expected
-    known = await place.lifecycle.repository.get(row.id)
+    assert harness.engine.allowed[1:] == expected
+    known = await harness.lifecycle.repository.get(row.id)
     assert known.network == (expected[0] if expected else None)
 
 
 @pytest.mark.parametrize("status", ["running", "paused"])
-async def test_nobody_uses_sandbox_of_removed_owner(place: Place, status: str) -> None:
-    lifecycle, projects, ann = place.lifecycle, place.world.projects, place.owner.principal
-    bob = await place.world.person("bob")
-    await projects.add_member(ann, place.project_id, bob.principal.user_id)
-    row = await place.sandbox(bob)
+async def test_nobody_uses_sandbox_of_removed_owner(harness: LifecycleHarness, status: str) -> None:
+    lifecycle, projects, ann = harness.lifecycle, harness.world.projects, harness.owner.principal
+    bob = await harness.world.person("bob")
+    await projects.add_member(ann, harness.project_id, bob.principal.user_id)
+    row = await harness.sandbox(bob)
     if status == "paused":
         await lifecycle.pause(row)
 
@@ -147,71 +149,71 @@ async def test_nobody_uses_sandbox_of_removed_owner(place: Place, status: str) -
 
     async def call() -> None:
         async def verb(engine_id: str) -> None:
-            place.engine.calls.append("use")
+            harness.engine.calls.append("use")
 
         await lifecycle.call(row, verb)
 
     async def fork() -> None:
-        wanted = NewSandbox(template="base", idle_seconds=300, project_id=place.project_id)
+        wanted = NewSandbox(template="base", idle_seconds=300, project_id=harness.project_id)
         await lifecycle.fork(bob.principal.user_id, row, wanted)
 
     await use()
-    await lifecycle.repository.note(row.id, status=status)
-    await projects.remove_member(ann, place.project_id, bob.principal.user_id)
-    place.engine.calls.clear()
+    await lifecycle.repository.set_fields(row.id, status=status)
+    await projects.remove_member(ann, harness.project_id, bob.principal.user_id)
+    harness.engine.calls.clear()
     for attempt in (use, call, fork, lambda: lifecycle.ensure_running(row), lambda: lifecycle.resume(row)):
         with pytest.raises(OwnerWithoutAccessError) as refusal:
             await attempt()
         assert refusal.value.status == 403
-    assert place.engine.calls == []
-    await projects.add_member(ann, place.project_id, bob.principal.user_id)
+    assert harness.engine.calls == []
+    await projects.add_member(ann, harness.project_id, bob.principal.user_id)
     assert await lifecycle.ensure_running(row) == "eng_1"
 
 
-async def test_sandbox_below_its_projects_isolation_is_not_forked(place: Place) -> None:
-    row = await place.sandbox()
-    wanted = NewSandbox(template="base", idle_seconds=300, project_id=place.project_id)
+async def test_sandbox_below_its_projects_isolation_is_not_forked(harness: LifecycleHarness) -> None:
+    row = await harness.sandbox()
+    wanted = NewSandbox(template="base", idle_seconds=300, project_id=harness.project_id)
 
     async def fork(required: str) -> Sandbox:
         settings = ProjectSettings.model_validate({"isolation": required})
-        await place.world.projects.update(place.owner.principal, place.project_id, settings=settings)
-        place.engine.calls.clear()
-        return await place.lifecycle.fork(place.owner.principal.user_id, row, wanted)
+        await harness.world.projects.update(harness.owner.principal, harness.project_id, settings=settings)
+        harness.engine.calls.clear()
+        return await harness.lifecycle.fork(harness.owner.principal.user_id, row, wanted)
 
     with pytest.raises(
         ConflictError, match=r"level is namespace, but the project now requires gvisor. Create a new sandbox"
     ):
         await fork("gvisor")
-    assert place.engine.calls == ["fork", "kill"]
+    assert harness.engine.calls == ["fork", "kill"]
     assert (await fork("namespace")).status == "running"
-    assert place.engine.calls == ["fork"]
+    assert harness.engine.calls == ["fork"]
 
 
-async def test_sandbox_with_containers_is_not_forked_if_its_project_forbids_them(place: Place) -> None:
-    row = await place.sandbox()
-    wanted = NewSandbox(template="base", idle_seconds=300, project_id=place.project_id)
+async def test_sandbox_with_containers_is_not_forked_if_its_project_forbids_them(harness: LifecycleHarness) -> None:
+    row = await harness.sandbox()
+    wanted = NewSandbox(template="base", idle_seconds=300, project_id=harness.project_id)
 
     async def fork(containers: bool | None) -> Sandbox:
         settings = ProjectSettings.model_validate({"containers": containers})
-        await place.world.projects.update(place.owner.principal, place.project_id, settings=settings)
-        place.engine.calls.clear()
-        return await place.lifecycle.fork(place.owner.principal.user_id, row, wanted)
+        await harness.world.projects.update(harness.owner.principal, harness.project_id, settings=settings)
+        harness.engine.calls.clear()
+        return await harness.lifecycle.fork(harness.owner.principal.user_id, row, wanted)
 
     with pytest.raises(ConflictError, match="its project does not allow that any more"):
         await fork(containers=False)
-    assert place.engine.calls == ["fork", "kill"]
+    assert harness.engine.calls == ["fork", "kill"]
     assert (await fork(containers=None)).status == "running"
 
 
-async def test_sandbox_of_removed_owner_is_saved_paused_and_destroyed(place: Place) -> None:
-    lifecycle, ann = place.lifecycle, place.owner.principal
-    bob = await place.world.person("bob")
-    await place.world.projects.add_member(ann, place.project_id, bob.principal.user_id)
-    row = await place.sandbox(bob)
-    await place.world.projects.remove_member(ann, place.project_id, bob.principal.user_id)
+async def test_sandbox_of_removed_owner_is_saved_paused_and_destroyed(harness: LifecycleHarness) -> None:
+    lifecycle, ann = harness.lifecycle, harness.owner.principal
+    bob = await harness.world.person("bob")
+    await harness.world.projects.add_member(ann, harness.project_id, bob.principal.user_id)
+    row = await harness.sandbox(bob)
+    await harness.world.projects.remove_member(ann, harness.project_id, bob.principal.user_id)
 
     async def save(row: Sandbox) -> None:
-        place.engine.calls.append("save")
+        harness.engine.calls.append("save")
 
     lifecycle.before_pause.append(save)
     lifecycle.before_destroy.append(save)
@@ -219,29 +221,29 @@ async def test_sandbox_of_removed_owner_is_saved_paused_and_destroyed(place: Pla
     assert row.status == "paused"
     await lifecycle.destroy(row)
     assert (await lifecycle.repository.get(row.id)).status == "destroyed"
-    assert place.engine.calls == ["save", "pause", "save", "kill"]
+    assert harness.engine.calls == ["save", "pause", "save", "kill"]
 
 
-async def test_platform_uses_its_own_sandbox_of_removed_owner(place: Place) -> None:
-    row = await place.sandbox(await place.world.person("bob"), internal=True)
-    assert await place.lifecycle.ensure_running(row) == "eng_1"
+async def test_platform_uses_its_own_sandbox_of_removed_owner(harness: LifecycleHarness) -> None:
+    row = await harness.sandbox(await harness.world.person("bob"), internal=True)
+    assert await harness.lifecycle.ensure_running(row) == "eng_1"
 
 
-async def test_copies_of_one_instant_succeed_or_fail_independently(place: Place) -> None:
-    row = await place.sandbox()
+async def test_copies_of_one_instant_succeed_or_fail_independently(harness: LifecycleHarness) -> None:
+    row = await harness.sandbox()
     prepared: list[tuple[str, str | None]] = []
 
     async def prepare(parent: Sandbox, begun: datetime, copy: Sandbox) -> None:
         assert begun < utc_now()
         prepared.append((parent.id, copy.engine_id))
 
-    place.lifecycle.after_fork.append(prepare)
-    wanted = NewSandbox(template="base", idle_seconds=300, project_id=place.project_id)
-    first, second, third = await place.lifecycle.fork_all(place.owner.principal.user_id, row, [wanted] * 3)
+    harness.lifecycle.after_fork.append(prepare)
+    wanted = NewSandbox(template="base", idle_seconds=300, project_id=harness.project_id)
+    first, second, third = await harness.lifecycle.fork_all(harness.owner.principal.user_id, row, [wanted] * 3)
     assert isinstance(first, Sandbox) and isinstance(second, Sandbox) and isinstance(third, EngineQuotaError)
-    assert place.engine.calls == ["fork"]
+    assert harness.engine.calls == ["fork"]
     assert prepared == [(row.id, "eng_2"), (row.id, "eng_3")]
-    assert {(await place.lifecycle.repository.get(copy.id)).status for copy in (first, second)} == {"running"}
+    assert {(await harness.lifecycle.repository.get(copy.id)).status for copy in (first, second)} == {"running"}
 
 
 class BusyEngine(Engine):
@@ -268,10 +270,10 @@ async def settle() -> None:
         await asyncio.sleep(0.002)
 
 
-async def test_burst_of_a_user_does_not_occupy_the_engine(place: Place) -> None:
-    lifecycle, ann = place.lifecycle, place.owner.principal.user_id
+async def test_burst_of_a_user_does_not_occupy_the_engine(harness: LifecycleHarness) -> None:
+    lifecycle, ann = harness.lifecycle, harness.owner.principal.user_id
     wanted = NewSandbox(template="base", idle_seconds=300)
-    parent = await place.sandbox()
+    parent = await harness.sandbox()
     lifecycle.engine = engine = cast(Any, BusyEngine())
     mine = [await lifecycle.create(ann, wanted) for _ in range(CREATIONS_PER_OWNER + 2)]
     fork = asyncio.create_task(lifecycle.fork(ann, parent, wanted))
@@ -281,7 +283,7 @@ async def test_burst_of_a_user_does_not_occupy_the_engine(place: Place) -> None:
     await settle()
     cancelled.cancel()
 
-    bob = await place.world.person("bob")
+    bob = await harness.world.person("bob")
     other = await lifecycle.create(bob.principal.user_id, wanted)
     await settle()
     assert engine.requested[CREATIONS_PER_OWNER:] == [other.idempotency_key]

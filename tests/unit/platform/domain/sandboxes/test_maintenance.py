@@ -67,7 +67,7 @@ class Engine:
         await self._call("get_usage", engine_id)
 
 
-class Place:
+class MaintenanceHarness:
     def __init__(self, world: World) -> None:
         self.world = world
         self.engine = Engine()
@@ -102,104 +102,106 @@ class Place:
 
 
 @pytest.fixture
-async def place(world: World) -> AsyncIterator[Place]:
-    made = Place(world)
+async def harness(world: World) -> AsyncIterator[MaintenanceHarness]:
+    made = MaintenanceHarness(world)
     yield made
     await made.lifecycle.close()
 
 
-async def test_idle_pausing(place: Place) -> None:
+async def test_idle_pausing(harness: MaintenanceHarness) -> None:
     """The next round finds sandboxes of others too, and pauses no sandbox twice."""
-    ann, bob = await place.world.person("ann"), await place.world.person("bob")
-    stuck = [await place.sandbox(ann, stuck=True) for _ in range(MANY)]
+    ann, bob = await harness.world.person("ann"), await harness.world.person("bob")
+    stuck = [await harness.sandbox(ann, stuck=True) for _ in range(MANY)]
     for _ in range(2):
-        row = await place.sandbox(bob)
-        await place.clock.advance(IDLE_S + 1)
+        row = await harness.sandbox(bob)
+        await harness.clock.advance(IDLE_S + 1)
         async with asyncio.timeout(PATIENCE_S):
-            await place.maintenance.pause_idle()
-        await place.wait_for_status(row, Status.PAUSED)
+            await harness.maintenance.pause_idle()
+        await harness.wait_for_status(row, Status.PAUSED)
     pauses = [
-        engine_id for verb, engine_id in place.engine.calls if verb == "pause" and engine_id in place.engine.stuck
+        engine_id for verb, engine_id in harness.engine.calls if verb == "pause" and engine_id in harness.engine.stuck
     ]
     assert len(pauses) == len(set(pauses)) == SLOTS_PER_OWNER < len(stuck)
 
 
-async def test_requested_deletion(place: Place) -> None:
-    ann, bob = await place.world.person("ann"), await place.world.person("bob")
-    rows = [await place.sandbox(ann, stuck=True) for _ in range(MANY)]
-    rows.append(await place.sandbox(bob))
+async def test_requested_deletion(harness: MaintenanceHarness) -> None:
+    ann, bob = await harness.world.person("ann"), await harness.world.person("bob")
+    rows = [await harness.sandbox(ann, stuck=True) for _ in range(MANY)]
+    rows.append(await harness.sandbox(bob))
     for row in rows:
-        await place.lifecycle.repository.note(row.id, destroy_requested_at=utc_now())
+        await harness.lifecycle.repository.set_fields(row.id, destroy_requested_at=utc_now())
     async with asyncio.timeout(PATIENCE_S):
-        await place.maintenance.reconcile()
-    await place.wait_for_status(rows[-1], Status.DESTROYED)
+        await harness.maintenance.reconcile()
+    await harness.wait_for_status(rows[-1], Status.DESTROYED)
 
 
-async def test_reconciliation(place: Place) -> None:
-    ann, bob = await place.world.person("ann"), await place.world.person("bob")
-    rows = [await place.sandbox(ann, stuck=True) for _ in range(MANY)]
-    rows.append(await place.sandbox(bob))
+async def test_reconciliation(harness: MaintenanceHarness) -> None:
+    ann, bob = await harness.world.person("ann"), await harness.world.person("bob")
+    rows = [await harness.sandbox(ann, stuck=True) for _ in range(MANY)]
+    rows.append(await harness.sandbox(bob))
     for row in rows:
-        place.engine.boxes[row.engine_id or ""].state = EngineState.PAUSED
+        harness.engine.boxes[row.engine_id or ""].state = EngineState.PAUSED
     for _ in range(2):
         async with asyncio.timeout(PATIENCE_S):
-            await place.maintenance.reconcile()
-    assert place.maintenance.reconciled.is_set()
-    await place.wait_for_status(rows[-1], Status.PAUSED)
-    looks = [engine_id for verb, engine_id in place.engine.calls if verb == "get_info"]
-    assert all(looks.count(engine_id) <= 1 for engine_id in place.engine.stuck), "one reconciliation of each at a time"
+            await harness.maintenance.reconcile()
+    assert harness.maintenance.reconciled.is_set()
+    await harness.wait_for_status(rows[-1], Status.PAUSED)
+    looks = [engine_id for verb, engine_id in harness.engine.calls if verb == "get_info"]
+    assert all(looks.count(engine_id) <= 1 for engine_id in harness.engine.stuck), (
+        "one reconciliation of each at a time"
+    )
 
 
-async def test_orphans(place: Place) -> None:
-    ann = await place.world.person("ann")
-    lost = [await place.sandbox(ann, stuck=True) for _ in range(MANY)]
+async def test_orphans(harness: MaintenanceHarness) -> None:
+    ann = await harness.world.person("ann")
+    lost = [await harness.sandbox(ann, stuck=True) for _ in range(MANY)]
     for row in lost:
-        await place.lifecycle.mark_lost(row.id)
-    orphan = await place.engine.create(metadata={INSTANCE: "x", ROW: "sbx_nobody"})
+        await harness.lifecycle.mark_lost(row.id)
+    orphan = await harness.engine.create(metadata={INSTANCE: "x", ROW: "sbx_nobody"})
     for _ in range(2):
         async with asyncio.timeout(PATIENCE_S):
-            await place.maintenance.reconcile()
+            await harness.maintenance.reconcile()
     async with asyncio.timeout(PATIENCE_S):
-        while orphan.id in place.engine.boxes:
+        while orphan.id in harness.engine.boxes:
             await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("by_maintenance", [True, False])
-async def test_network_settings(place: Place, by_maintenance: bool) -> None:
+async def test_network_settings(harness: MaintenanceHarness, by_maintenance: bool) -> None:
     """Also within a project."""
-    projects, ann, bob = place.world.projects, await place.world.person("ann"), await place.world.person("bob")
+    projects, ann, bob = harness.world.projects, await harness.world.person("ann"), await harness.world.person("bob")
     project = await projects.create(ann.principal, "site")
     await projects.add_member(ann.principal, project.id, bob.principal.user_id)
     for _ in range(MANY):
-        await place.sandbox(ann, project.id, stuck=True)
-    row = await place.sandbox(bob, project.id)
+        await harness.sandbox(ann, project.id, stuck=True)
+    row = await harness.sandbox(bob, project.id)
     settings = ProjectSettings.model_validate({"network": {"mode": "listed", "allow": ["one.example.org"]}})
     await projects.update(ann.principal, project.id, settings=settings)
     if by_maintenance:
         async with asyncio.timeout(PATIENCE_S):
-            await place.maintenance.reconcile()
+            await harness.maintenance.reconcile()
     else:
-        place.lifecycle.tasks.spawn(place.lifecycle.apply_network(project.id))
-    await place.wait_for_call("set_network", row)
+        harness.lifecycle.tasks.spawn(harness.lifecycle.apply_network(project.id))
+    await harness.wait_for_call("set_network", row)
 
 
-async def test_health_check(place: Place) -> None:
-    ann, bob = await place.world.person("ann"), await place.world.person("bob")
+async def test_health_check(harness: MaintenanceHarness) -> None:
+    ann, bob = await harness.world.person("ann"), await harness.world.person("bob")
     for _ in range(MANY):
-        await place.sandbox(ann, stuck=True)
-    row = await place.sandbox(bob)
+        await harness.sandbox(ann, stuck=True)
+    row = await harness.sandbox(bob)
     async with asyncio.timeout(PATIENCE_S):
-        await place.maintenance.check_health()
-    await place.wait_for_call("get_usage", row)
+        await harness.maintenance.check_health()
+    await harness.wait_for_call("get_usage", row)
 
 
-async def test_pausing_after_lost_access(place: Place) -> None:
-    ann, bob = await place.world.person("ann"), await place.world.person("bob")
+async def test_pausing_after_lost_access(harness: MaintenanceHarness) -> None:
+    ann, bob = await harness.world.person("ann"), await harness.world.person("bob")
     for _ in range(MANY):
-        await place.sandbox(ann, stuck=True)
-    row = await place.sandbox(bob)
+        await harness.sandbox(ann, stuck=True)
+    row = await harness.sandbox(bob)
     for person in (ann, bob):
-        await place.world.users.update(ROOT, person.principal.user_id, disabled=True)
+        await harness.world.users.update(ROOT, person.principal.user_id, disabled=True)
     async with asyncio.timeout(PATIENCE_S):
-        await place.maintenance.stop_without_access()
-    await place.wait_for_status(row, Status.PAUSED)
+        await harness.maintenance.stop_without_access()
+    await harness.wait_for_status(row, Status.PAUSED)

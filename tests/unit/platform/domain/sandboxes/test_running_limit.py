@@ -36,7 +36,7 @@ class Engine:
     async def kill(self, engine_id: str) -> None: ...
 
 
-class Place:
+class LimitHarness:
     def __init__(self, world: World, owner: Person, limit: int = LIMIT) -> None:
         self.owner_id = owner.principal.user_id
         self.lifecycle = Lifecycle(
@@ -59,57 +59,59 @@ class Place:
 
 
 @pytest.fixture
-async def place(world: World) -> Place:
-    return Place(world, await world.person("ann"))
+async def harness(world: World) -> LimitHarness:
+    return LimitHarness(world, await world.person("ann"))
 
 
-async def test_limits_creation(world: World, place: Place) -> None:
-    rows = [await place.create() for _ in range(LIMIT)]
+async def test_limits_creation(world: World, harness: LimitHarness) -> None:
+    rows = [await harness.create() for _ in range(LIMIT)]
     with pytest.raises(RunningLimitError, match=r"limit of 2 running sandboxes.*Pause or delete") as refused:
-        await place.create()
+        await harness.create()
     assert (refused.value.status, refused.value.code) == (429, "too_many_sandboxes")
-    await place.create((await world.person("bob")).principal.user_id)
-    await place.pause(rows[0])
-    await place.create()
-    await place.lifecycle.destroy(rows[1])
-    await place.create()
+    await harness.create((await world.person("bob")).principal.user_id)
+    await harness.pause(rows[0])
+    await harness.create()
+    await harness.lifecycle.destroy(rows[1])
+    await harness.create()
 
 
-async def test_limits_resuming(place: Place) -> None:
-    paused = await place.pause(await place.create())
-    others = [await place.create() for _ in range(LIMIT)]
+async def test_limits_resuming(harness: LimitHarness) -> None:
+    paused = await harness.pause(await harness.create())
+    others = [await harness.create() for _ in range(LIMIT)]
     with pytest.raises(RunningLimitError):
-        await place.lifecycle.ensure_running(paused)
-    assert (await place.lifecycle.resume(paused, to_reconcile=True)).status == "running"
-    await place.pause(others[0])
-    await place.lifecycle.ensure_running(others[1])
+        await harness.lifecycle.ensure_running(paused)
+    assert (await harness.lifecycle.resume(paused, to_reconcile=True)).status == "running"
+    await harness.pause(others[0])
+    await harness.lifecycle.ensure_running(others[1])
 
 
-async def test_limits_forks(place: Place) -> None:
-    parent, wanted = await place.create(), NewSandbox(template="base", idle_seconds=300)
-    copies = await place.lifecycle.fork_all(place.owner_id, parent, [wanted] * LIMIT)
+async def test_limits_forks(harness: LimitHarness) -> None:
+    parent, wanted = await harness.create(), NewSandbox(template="base", idle_seconds=300)
+    copies = await harness.lifecycle.fork_all(harness.owner_id, parent, [wanted] * LIMIT)
     assert sorted(isinstance(copy, RunningLimitError) for copy in copies) == [False, True]
     with pytest.raises(RunningLimitError):
-        await place.lifecycle.fork(place.owner_id, parent, wanted)
+        await harness.lifecycle.fork(harness.owner_id, parent, wanted)
 
 
-async def test_concurrent_requests_do_not_exceed_limit(place: Place) -> None:
-    paused = [await place.pause(await place.create()) for _ in range(3)]
+async def test_concurrent_requests_do_not_exceed_limit(harness: LimitHarness) -> None:
+    paused = [await harness.pause(await harness.create()) for _ in range(3)]
     results = await asyncio.gather(
-        *(place.lifecycle.resume(row) for row in paused), *(place.create() for _ in range(3)), return_exceptions=True
+        *(harness.lifecycle.resume(row) for row in paused),
+        *(harness.create() for _ in range(3)),
+        return_exceptions=True,
     )
     assert sum(isinstance(one, RunningLimitError) for one in results) == 6 - LIMIT
-    assert len(await place.lifecycle.repository.list_with_status(Status.RUNNING)) == LIMIT
+    assert len(await harness.lifecycle.repository.list_with_status(Status.RUNNING)) == LIMIT
 
 
-async def test_does_not_count_sandboxes_of_the_platform(place: Place) -> None:
+async def test_does_not_count_sandboxes_of_the_platform(harness: LimitHarness) -> None:
     for _ in range(LIMIT):
-        await place.create(internal=True)
-        await place.create()
-    await place.create(internal=True)
+        await harness.create(internal=True)
+        await harness.create()
+    await harness.create(internal=True)
 
 
 async def test_zero_is_no_limit(world: World) -> None:
-    place = Place(world, await world.person("cid"), limit=0)
+    harness = LimitHarness(world, await world.person("cid"), limit=0)
     for _ in range(LIMIT + 1):
-        await place.create()
+        await harness.create()

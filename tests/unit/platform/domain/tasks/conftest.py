@@ -7,21 +7,21 @@ import pytest
 
 from sandyard.platform.db.database import Database
 from sandyard.platform.settings import PlatformSettings
-from tests.unit.platform.domain.tasks.desk import Desk, desk_in, opened_desk
-from tests.unit.platform.domain.tasks.yard import Board
+from tests.unit.platform.domain.tasks.board import Board
+from tests.unit.platform.domain.tasks.board_harness import BoardHarness, open_board_harness, open_board_harness_in
 from tests.unit.platform.world import World
 
 
 @pytest.fixture
-async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
-    async with desk_in(tmp_path) as made:
+async def harness(tmp_path: Path) -> AsyncIterator[BoardHarness]:
+    async with open_board_harness_in(tmp_path) as made:
         yield made
 
 
 @pytest.fixture
-async def desk_anywhere(world: World) -> AsyncIterator[Desk]:
-    """A desk on SQLite and on PostgreSQL, for tests of concurrency."""
-    async with opened_desk(world) as made:
+async def harness_on_each_database(world: World) -> AsyncIterator[BoardHarness]:
+    """A harness on SQLite and on PostgreSQL, for tests of concurrency."""
+    async with open_board_harness(world) as made:
         yield made
 
 

@@ -16,7 +16,7 @@ from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.tasks.attempts import MAX_PENDING_CHARACTERS, MAX_PENDING_MESSAGES
 from sandyard.platform.domain.tasks.errors import ColumnFullError
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
-from tests.unit.platform.domain.tasks.yard import Board
+from tests.unit.platform.domain.tasks.board import Board
 
 _LAST = {AttemptStatus.FAILED: "advance", AttemptStatus.CANCELLED: "retry"}
 

@@ -25,7 +25,7 @@ from sandyard.platform.domain.tasks.fields import MAX_DESCRIPTION, MAX_TITLE
 from sandyard.platform.domain.tasks.issue_tasks import IssueTasks, make_fields
 from sandyard.platform.domain.tasks.model import Column
 from tests.unit.platform.domain.forge.scripted import Scripted
-from tests.unit.platform.domain.tasks.desk import Desk
+from tests.unit.platform.domain.tasks.board_harness import BoardHarness
 
 SECRET = "a-secret-that-nobody-guesses"
 REPOSITORY = {"full_name": "acme/website", "html_url": "https://github.com/acme/website"}
@@ -34,16 +34,16 @@ REPOSITORY = {"full_name": "acme/website", "html_url": "https://github.com/acme/
 class Hub:
     """Receives deliveries signed like GitHub's."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, harness: BoardHarness) -> None:
+        self.harness = harness
         self._number = 0
         self.hooks = Webhooks(
-            desk.world.database,
-            desk.world.credentials,
+            harness.world.database,
+            harness.world.credentials,
             None,  # type: ignore[arg-type] - no pull request is spoken of
-            desk.world.clock,
+            harness.world.clock,
             on_push=self._pushed,
-            on_issue=IssueTasks(desk.tasks).create_task,
+            on_issue=IssueTasks(harness.tasks).create_task,
         )
 
     async def _pushed(self, project: Project) -> None: ...
@@ -74,17 +74,17 @@ class Hub:
         return await self.hooks.receive(headers, body)
 
     async def tasks(self) -> list[Task]:
-        return list((await self.desk.tasks.list(self.desk.me, PageRequest(200))).items)
+        return list((await self.harness.tasks.list(self.harness.me, PageRequest(200))).items)
 
 
 @pytest.fixture
-async def hub(desk: Desk) -> AsyncIterator[Hub]:
+async def hub(harness: BoardHarness) -> AsyncIterator[Hub]:
     settings = ProjectSettings.model_validate({"tasks": {"issueLabel": "Sandyard", "wipLimits": {"in_progress": 1}}})
-    desk.project = await desk.world.projects.update(
-        desk.me, desk.project.id, repository="https://github.com/acme/website.git", settings=settings
+    harness.project = await harness.world.projects.update(
+        harness.me, harness.project.id, repository="https://github.com/acme/website.git", settings=settings
     )
-    await desk.world.credentials.put(desk.me, desk.project.id, webhook_secret=Secret(SECRET))
-    made = Hub(desk)
+    await harness.world.credentials.put(harness.me, harness.project.id, webhook_secret=Secret(SECRET))
+    made = Hub(harness)
     yield made
     await made.hooks.close()
 
@@ -92,7 +92,7 @@ async def hub(desk: Desk) -> AsyncIterator[Hub]:
 async def test_issue_becomes_one_started_task(hub: Hub) -> None:
     assert await hub.label_issue() is DeliveryResult.TAKEN
     (task,) = await hub.tasks()
-    assert (task.title, task.status, task.created_by) == ("Login fails", Column.IN_PROGRESS, hub.desk.me.user_id)
+    assert (task.title, task.status, task.created_by) == ("Login fails", Column.IN_PROGRESS, hub.harness.me.user_id)
     assert task.source == {
         "kind": "issue",
         "number": 12,
@@ -100,11 +100,11 @@ async def test_issue_becomes_one_started_task(hub: Hub) -> None:
         "author": "mallory",
     }
     assert "> Upper-case names.\n>\n> <!-- x -->" in task.description
-    assert [row.owner_id for row in await hub.desk.attempts_of(task)] == [hub.desk.me.user_id]
+    assert [row.owner_id for row in await hub.harness.list_attempts(task)] == [hub.harness.me.user_id]
     assert await hub.label_issue(again=True) is DeliveryResult.KNOWN
     assert await hub.label_issue(title="Login still fails") is DeliveryResult.KNOWN
     assert len(await hub.tasks()) == 1
-    await hub.desk.tasks.delete(hub.desk.me, task.id)
+    await hub.harness.tasks.delete(hub.harness.me, task.id)
     assert await hub.label_issue() is DeliveryResult.KNOWN
     assert await hub.tasks() == []
 
@@ -113,7 +113,7 @@ async def test_full_column_leaves_task_in_backlog(hub: Hub) -> None:
     await hub.label_issue(1)
     await hub.label_issue(2)
     assert [task.status for task in await hub.tasks()] == [Column.BACKLOG, Column.IN_PROGRESS]
-    (waiting,) = await hub.desk.told("task.waiting")
+    (waiting,) = await hub.harness.list_events("task.waiting")
     assert waiting.data["code"] == "column_full"
     assert "is full (1 of 1 tasks)" in waiting.data["reason"]
 
@@ -132,7 +132,7 @@ async def test_failed_delivery_can_be_repeated(hub: Hub, monkeypatch: pytest.Mon
         raise RuntimeError("the platform died here")
 
     with monkeypatch.context() as broken:
-        broken.setattr(hub.desk.attempts, "draft", dies)
+        broken.setattr(hub.harness.attempts, "draft", dies)
         with pytest.raises(RuntimeError):
             await hub.label_issue()
     assert await hub.tasks() == []
@@ -143,16 +143,16 @@ async def test_failed_delivery_can_be_repeated(hub: Hub, monkeypatch: pytest.Mon
 class Polled(Hub):
     """The same project without a reachable webhook: the API lists the issues."""
 
-    def __init__(self, desk: Desk, api: Scripted) -> None:
-        super().__init__(desk)
-        world = desk.world
+    def __init__(self, harness: BoardHarness, api: Scripted) -> None:
+        super().__init__(harness)
+        world = harness.world
         mirrors = Mirrors(Git(world.settings.git_dir, timeout_s=10), world.settings)
         self.api, self.access = api, ForgeAccess(world.credentials, world.projects, mirrors, world.clock)
-        trigger = IssueTasks(desk.tasks).create_task
+        trigger = IssueTasks(harness.tasks).create_task
         self.follower = IssuePoller(world.database, self.access, world.settings, world.clock, on_issue=trigger)
 
     async def look(self, *numbers: int, status: int = 200, seconds: float = 60) -> None:
-        await self.desk.world.clock.advance(seconds)
+        await self.harness.world.clock.advance(seconds)
         said = [{"number": number, "state": "open", "title": f"Issue {number}", "body": "x"} for number in numbers]
         self.api.answer(status, [*said, {"number": 99, "pull_request": {}, "title": "a pull request"}])
         await self.poll()
@@ -163,18 +163,18 @@ class Polled(Hub):
 
 
 @pytest.fixture
-async def polled(desk_anywhere: Desk) -> AsyncIterator[Polled]:
-    desk = desk_anywhere
-    with Scripted(desk.world.clock) as api:
+async def polled(harness_on_each_database: BoardHarness) -> AsyncIterator[Polled]:
+    harness = harness_on_each_database
+    with Scripted(harness.world.clock) as api:
         settings = {"tasks": {"issueLabel": "sandyard"}, "forge": {"kind": "github", "apiUrl": api.url}}
-        desk.project = await desk.world.projects.update(
-            desk.me,
-            desk.project.id,
+        harness.project = await harness.world.projects.update(
+            harness.me,
+            harness.project.id,
             repository="https://127.0.0.1/acme/website.git",
             settings=ProjectSettings.model_validate(settings),
         )
-        await desk.world.credentials.put(desk.me, desk.project.id, token=Secret("ghp_1234567890"))
-        made = Polled(desk, api)
+        await harness.world.credentials.put(harness.me, harness.project.id, token=Secret("ghp_1234567890"))
+        made = Polled(harness, api)
         yield made
         await made.follower.close()
         await made.access.close()
@@ -184,14 +184,14 @@ async def polled(desk_anywhere: Desk) -> AsyncIterator[Polled]:
 async def test_polls_issues_without_webhook(polled: Polled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pollers, "BATCH_SIZE", 1)
     for name in "abc":
-        await polled.desk.world.projects.create(
-            polled.desk.me, name, repository=f"https://127.0.0.1/acme/{name}.git"
+        await polled.harness.world.projects.create(
+            polled.harness.me, name, repository=f"https://127.0.0.1/acme/{name}.git"
         )  # read in other batches; without a label it is not polled
     await polled.look(1, 2)
     assert [task.source["number"] for task in await polled.tasks()] == [1, 2]
     (asked,) = polled.api.asked
     assert asked.path.startswith("/v3/repos/acme/website/issues?labels=sandyard&state=open")
-    await polled.desk.tasks.delete(polled.desk.me, (await polled.tasks())[0].id)
+    await polled.harness.tasks.delete(polled.harness.me, (await polled.tasks())[0].id)
     await polled.look(1, 2, 3)
     assert [task.source["number"] for task in await polled.tasks()] == [2, 3]
     await polled.look(4, status=404)

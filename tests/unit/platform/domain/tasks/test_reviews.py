@@ -23,7 +23,7 @@ from sandyard.platform.domain.tasks.attempts import MAX_PENDING_MESSAGES
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.reviews import MAX_OPEN_QUESTIONS, Reviews
 from sandyard.platform.domain.users.model import Principal
-from tests.unit.platform.domain.tasks.yard import Board
+from tests.unit.platform.domain.tasks.board import Board
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column, StepName
 from sandyard.platform.domain.tasks.rounds import Rounds
 from sandyard.platform.domain.tasks.steps import StepContext, StepKey
-from tests.unit.platform.domain.tasks.yard import Board
+from tests.unit.platform.domain.tasks.board import Board
 
 
 class Steps:

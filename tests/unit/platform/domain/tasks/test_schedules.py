@@ -21,49 +21,49 @@ from sandyard.platform.domain.tasks.model import Column
 from sandyard.platform.domain.tasks.schedules import MAX_MISSED_COUNTED, ScheduledTask, Schedules
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
-from tests.unit.platform.domain.tasks.desk import Desk
+from tests.unit.platform.domain.tasks.board_harness import BoardHarness
 
 
 class Times:
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, harness: BoardHarness) -> None:
+        self.harness = harness
         self.schedules, self.other = self.platform(), self.platform()
 
     def platform(self) -> Schedules:
-        world = self.desk.world
+        world = self.harness.world
         settings = PlatformSettings.load({}, schedules_per_user=6)
-        return Schedules(world.database, world.projects, self.desk.tasks, settings, world.clock)
+        return Schedules(world.database, world.projects, self.harness.tasks, settings, world.clock)
 
     async def hourly(self, **task: Any) -> Schedule:
         wanted = ScheduledTask.model_validate({"title": "Tidy up", **task})
         return await self.schedules.create(
-            self.desk.me, self.desk.project.id, name="hourly", cron="0 * * * *", timezone="UTC", task=wanted
+            self.harness.me, self.harness.project.id, name="hourly", cron="0 * * * *", timezone="UTC", task=wanted
         )
 
     async def every_minute(self, caller: Principal, name: str) -> Schedule:
         task = ScheduledTask(title=name, start=False)
         return await self.schedules.create(
-            caller, self.desk.project.id, name=name, cron="* * * * *", timezone="UTC", task=task
+            caller, self.harness.project.id, name=name, cron="* * * * *", timezone="UTC", task=task
         )
 
     async def made(self) -> int:
-        return len((await self.desk.tasks.list(self.desk.me, PageRequest(200))).items)
+        return len((await self.harness.tasks.list(self.harness.me, PageRequest(200))).items)
 
     async def pass_(self, **time: float) -> None:
-        await self.desk.world.clock.advance(timedelta(**time).total_seconds())
+        await self.harness.world.clock.advance(timedelta(**time).total_seconds())
 
     async def again(self, row: Schedule) -> Schedule:
-        return await self.schedules.get(self.desk.me, row.id)
+        return await self.schedules.get(self.harness.me, row.id)
 
 
 @pytest.fixture
-async def times(desk: Desk) -> AsyncIterator[Times]:
-    yield Times(desk)
+async def times(harness: BoardHarness) -> AsyncIterator[Times]:
+    yield Times(harness)
 
 
 @pytest.fixture
-async def times_anywhere(desk_anywhere: Desk) -> AsyncIterator[Times]:
-    yield Times(desk_anywhere)
+async def times_anywhere(harness_on_each_database: BoardHarness) -> AsyncIterator[Times]:
+    yield Times(harness_on_each_database)
 
 
 async def test_creates_one_task_per_time_with_several_platforms(times_anywhere: Times) -> None:
@@ -76,11 +76,11 @@ async def test_creates_one_task_per_time_with_several_platforms(times_anywhere: 
         await asyncio.gather(*(one.tick() for one in (times.schedules, times.other, times.schedules, times.other)))
         assert await times.made() == hour
     row = await times.again(row)
-    task = await times.desk.tasks.get(times.desk.me, row.last_task_id or "")
+    task = await times.harness.tasks.get(times.harness.me, row.last_task_id or "")
     assert task.status == Column.IN_PROGRESS
     assert task.source == {"kind": "schedule", "scheduleId": row.id, "name": "hourly"}
-    assert row.last_at == get_time(times.desk.world.clock)
-    assert len(await times.desk.told("schedule.fired")) == 2
+    assert row.last_at == get_time(times.harness.world.clock)
+    assert len(await times.harness.list_events("schedule.fired")) == 2
 
 
 async def test_missed_times_create_one_task(times: Times) -> None:
@@ -89,7 +89,7 @@ async def test_missed_times_create_one_task(times: Times) -> None:
     await times.schedules.tick()
     await times.schedules.tick()
     assert await times.made() == 1
-    assert (await times.again(row)).next_at == get_next_time("0 * * * *", "UTC", get_time(times.desk.world.clock))
+    assert (await times.again(row)).next_at == get_next_time("0 * * * *", "UTC", get_time(times.harness.world.clock))
 
 
 async def test_reports_how_many_times_were_missed(times: Times) -> None:
@@ -98,41 +98,41 @@ async def test_reports_how_many_times_were_missed(times: Times) -> None:
     await times.schedules.tick()
     await times.pass_(hours=3)
     await times.schedules.tick()
-    fired = await times.desk.told("schedule.fired")
+    fired = await times.harness.list_events("schedule.fired")
     assert [event.data["missed"] for event in fired] == [0, 2]
     assert {event.data["scheduleId"] for event in fired} == {row.id}
     await times.pass_(days=400)
     await times.schedules.tick()
-    assert (await times.desk.told("schedule.fired"))[-1].data["missed"] == MAX_MISSED_COUNTED
+    assert (await times.harness.list_events("schedule.fired"))[-1].data["missed"] == MAX_MISSED_COUNTED
 
 
 async def test_limits_schedules_per_user(times_anywhere: Times) -> None:
-    times, mo = times_anywhere, times_anywhere.desk.member.principal
+    times, mo = times_anywhere, times_anywhere.harness.member.principal
     rows = [await times.every_minute(mo, str(number)) for number in range(5)]
     results = await asyncio.gather(*(times.every_minute(mo, "more") for _ in range(3)), return_exceptions=True)
     refused = [result for result in results if isinstance(result, ConflictError)]
     assert len(refused) == 2
     assert "the limit is 6" in refused[0].message
-    await times.every_minute(times.desk.me, "of another user")
+    await times.every_minute(times.harness.me, "of another user")
     await times.schedules.delete(mo, rows[0].id)
     await times.every_minute(mo, "again")
 
 
 async def test_owners_take_turns(times_anywhere: Times, monkeypatch: pytest.MonkeyPatch) -> None:
-    times, mo = times_anywhere, times_anywhere.desk.member.principal
+    times, mo = times_anywhere, times_anywhere.harness.member.principal
     monkeypatch.setattr("sandyard.platform.domain.tasks.schedules.MAX_RUNS", 4)
     monkeypatch.setattr("sandyard.platform.domain.tasks.schedules.MAX_RUNS_PER_OWNER", 3)
     for number in range(6):
         await times.every_minute(mo, f"mo {number}")
     await times.pass_(seconds=30)
-    await times.every_minute(times.desk.me, "mine")
+    await times.every_minute(times.harness.me, "mine")
     await times.pass_(seconds=30)
     assert await times.schedules.tick()
-    names = [event.data["name"] for event in await times.desk.told("schedule.fired")]
+    names = [event.data["name"] for event in await times.harness.list_events("schedule.fired")]
     assert len(names) == 4
     assert "mine" in names[:2]
     assert not await times.schedules.tick()
-    names = [event.data["name"] for event in await times.desk.told("schedule.fired")]
+    names = [event.data["name"] for event in await times.harness.list_events("schedule.fired")]
     assert sorted(names) == ["mine", *(f"mo {number}" for number in range(6))]
 
 
@@ -140,16 +140,16 @@ async def test_crashing_schedules_do_not_block_others_of_their_owner(
     times: Times, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandyard.platform.domain.tasks.schedules.MAX_RUNS_PER_OWNER", 1)
-    await times.every_minute(times.desk.me, "crashes")
-    await times.every_minute(times.desk.me, "works")
-    add = times.desk.tasks.add
+    await times.every_minute(times.harness.me, "crashes")
+    await times.every_minute(times.harness.me, "works")
+    add = times.harness.tasks.add
 
     async def crash(tx: Transaction, project: Project, fields: TaskFields, **options: Any) -> Task:
         if fields.title == "crashes":
             raise RuntimeError("a bug")
         return await add(tx, project, fields, **options)
 
-    monkeypatch.setattr(times.desk.tasks, "add", crash)
+    monkeypatch.setattr(times.harness.tasks, "add", crash)
     await times.pass_(minutes=1)
     assert not await times.schedules.tick()  # the next one follows after a pause
     assert await times.made() == 0
@@ -164,7 +164,7 @@ async def test_crash_before_commit_loses_nothing(times: Times, monkeypatch: pyte
     await times.hourly()
     await times.pass_(hours=1)
     with monkeypatch.context() as broken:
-        broken.setattr(times.desk.attempts, "draft", dies)
+        broken.setattr(times.harness.attempts, "draft", dies)
         await times.schedules.tick()
     assert await times.made() == 0
     await times.other.tick()
@@ -173,22 +173,22 @@ async def test_crash_before_commit_loses_nothing(times: Times, monkeypatch: pyte
 
 async def test_reports_failure_and_continues(times: Times) -> None:
     row = await times.hourly(agent="demo")
-    async with times.desk.world.database.transaction() as tx:
+    async with times.harness.world.database.transaction() as tx:
         await tx.session.execute(update(Schedule).values(task={"title": "Tidy up", "agent": "gone"}))
     await times.pass_(hours=1)
     await times.schedules.tick()
     row = await times.again(row)
     assert row.enabled
     assert row.next_at is not None
-    assert row.next_at > get_time(times.desk.world.clock)
+    assert row.next_at > get_time(times.harness.world.clock)
     failures = await times.schedules.list_failures([row])
     assert "no agent 'gone'" in failures[row.id]
-    changed = await times.schedules.update(times.desk.me, row.id, {"task": ScheduledTask(title="Tidy up")})
+    changed = await times.schedules.update(times.harness.me, row.id, {"task": ScheduledTask(title="Tidy up")})
     await times.pass_(hours=1)
     await times.schedules.tick()
     assert await times.made() == 1
     assert await times.schedules.list_failures([changed]) == {}
-    await times.desk.world.projects.update(times.desk.me, times.desk.project.id, archived=True)
+    await times.harness.world.projects.update(times.harness.me, times.harness.project.id, archived=True)
     await times.pass_(hours=1)
     await times.schedules.tick()
     assert "archived" in (await times.schedules.list_failures([changed]))[row.id]
@@ -196,34 +196,34 @@ async def test_reports_failure_and_continues(times: Times) -> None:
 
 
 async def test_schedule_of_member_who_left_starts_nothing(times: Times) -> None:
-    desk, mo = times.desk, times.desk.member.principal
+    harness, mo = times.harness, times.harness.member.principal
     wanted = ScheduledTask(title="x", start=False)
     arguments: dict[str, Any] = {"name": "x", "cron": "* * * * *", "timezone": "UTC", "task": wanted}
-    row = await times.schedules.create(mo, desk.project.id, **arguments)
+    row = await times.schedules.create(mo, harness.project.id, **arguments)
     own = await times.hourly()
     with pytest.raises(ForbiddenError):
         await times.schedules.update(mo, own.id, {"enabled": False})
     await times.schedules.run(mo, own.id)
-    await desk.world.projects.remove_member(desk.me, desk.project.id, mo.user_id)
+    await harness.world.projects.remove_member(harness.me, harness.project.id, mo.user_id)
     with pytest.raises(NotFoundError):
         await times.schedules.get(mo, row.id)
     await times.pass_(minutes=1)
     await times.schedules.tick()
     assert await times.made() == 1
     assert list(await times.schedules.list_failures([row])) == [row.id]
-    await times.schedules.delete(desk.me, row.id)
-    assert [one.id for one in (await times.schedules.list(desk.me, PageRequest())).items] == [own.id]
+    await times.schedules.delete(harness.me, row.id)
+    assert [one.id for one in (await times.schedules.list(harness.me, PageRequest())).items] == [own.id]
 
 
 @pytest.mark.parametrize(
     "changes", [{"task": ScheduledTask(title="y")}, {"cron": "0 * * * *"}, {"enabled": True}, {"name": "y"}]
 )
 async def test_only_its_creator_changes_a_schedule(times: Times, changes: dict[str, Any]) -> None:
-    desk, mo = times.desk, times.desk.member.principal
+    harness, mo = times.harness, times.harness.member.principal
     arguments: dict[str, Any] = {"cron": "* * * * *", "timezone": "UTC", "task": ScheduledTask(title="x", start=False)}
-    row = await times.schedules.create(mo, desk.project.id, name="x", **arguments)
-    administrator = (await desk.world.person("ada", "admin")).principal
-    for other in (desk.me, administrator):
+    row = await times.schedules.create(mo, harness.project.id, name="x", **arguments)
+    administrator = (await harness.world.person("ada", "admin")).principal
+    for other in (harness.me, administrator):
         with pytest.raises(ForbiddenError, match="run on their behalf"):
             await times.schedules.update(other, row.id, changes)
         with pytest.raises(ForbiddenError):
@@ -236,10 +236,10 @@ async def test_only_its_creator_changes_a_schedule(times: Times, changes: dict[s
 
 async def test_disable_and_enable(times: Times) -> None:
     row = await times.hourly()
-    await times.schedules.update(times.desk.me, row.id, {"enabled": False})
+    await times.schedules.update(times.harness.me, row.id, {"enabled": False})
     await times.pass_(hours=5)
     await times.schedules.tick()
-    row = await times.schedules.update(times.desk.me, row.id, {"enabled": True})
+    row = await times.schedules.update(times.harness.me, row.id, {"enabled": True})
     await times.schedules.tick()
     assert await times.made() == 0
     assert row.next_at is not None

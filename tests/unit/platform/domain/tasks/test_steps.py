@@ -17,7 +17,7 @@ from sandyard.platform.domain.sessions.service import TaskCopy
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.source_sessions import SourceSessionError
 from sandyard.platform.domain.tasks.steps import CancelledStep, StepContext, Steps
-from tests.unit.platform.domain.tasks.yard import Board
+from tests.unit.platform.domain.tasks.board import Board
 
 
 class Sandboxes:
@@ -70,7 +70,7 @@ class Sandboxes:
         return [SimpleNamespace(id="c0ffee")]
 
 
-async def told(board: Board, task: Task) -> tuple[Origin, list[str]]:
+async def read_prompt(board: Board, task: Task) -> tuple[Origin, list[str]]:
     """Return the current prompt of the attempt's agent: its author, then each part. "(platform)" marks text of the
     platform."""
     inside = Sandboxes()
@@ -134,7 +134,7 @@ async def test_retry_message_is_in_next_prompt(board: Board, agent: str | None) 
         "codex": ["(platform)", "Blue, please."],
         "opencode": ["Paint it", "(platform)", "(platform)", "Blue, please."],
     }
-    assert await told(board, task) == (Origin.TASK, expected[agent])
+    assert await read_prompt(board, task) == (Origin.TASK, expected[agent])
 
 
 @pytest.mark.parametrize("agent", ["codex", "opencode"])
@@ -144,7 +144,7 @@ async def test_feedback_includes_task_for_new_agent(board: Board, agent: str) ->
     await board.let(attempt, AttemptStatus.IN_REVIEW)
     await board.tasks.update(board.owner, task.id, {"agent": agent})
     await board.tasks.move(board.owner, task.id, Column.IN_PROGRESS, feedback="Blue, please.")
-    origin, said = await told(board, task)
+    origin, said = await read_prompt(board, task)
     expected = {"codex": ["Blue, please."], "opencode": ["Paint it", "(platform)", "(platform)", "Blue, please."]}
     assert (origin, said) == (Origin.FEEDBACK, expected[agent])
 

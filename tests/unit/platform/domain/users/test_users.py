@@ -139,7 +139,7 @@ async def test_expiring_token_creates_no_token_that_outlives_it(world: World, by
     for wanted, granted in ((None, expires), (expires, expires), (earlier, earlier)):
         made = await world.users.create_token(caller, "next", wanted)
         assert made.expires_at == (await world.users.get_token(caller, made.id)).expires_at == granted
-    with pytest.raises(InvalidInputError, match="expiresAt is later than"):
+    with pytest.raises(InvalidInputError, match="expiresAt must not be later than"):
         await world.users.create_token(caller, "next", expires + timedelta(seconds=1))
 
 

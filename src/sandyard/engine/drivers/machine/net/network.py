@@ -209,7 +209,9 @@ class Network:
         if self._uplink is not None and self._uplink.subnet is not None:
             capacity = self._uplink.subnet.capacity
         if len(self._used) >= capacity:
-            raise FullError(f"The machine is full (network): all {capacity} networks of this engine are in use.")
+            raise FullError(
+                f"The machine is full (network): all {capacity} networks of this engine are in use. Kill a sandbox."
+            )
         while self._next % capacity in self._used:
             self._next += 1
         index = self._next % capacity

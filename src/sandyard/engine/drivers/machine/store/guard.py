@@ -128,7 +128,10 @@ class SpaceGuard:
             )
         if self._room.left < _MIN_ROOM:
             free = max(self._room.left, 0) >> 20
-            raise FullError(f"The machine is full (disk): {self._room.where} has {free} MiB left beside its reserve.")
+            raise FullError(
+                f"The machine is full (disk): {self._room.where} has {free} MiB left, not counting its reserve. "
+                "Delete sandboxes or snapshots, or free some disk space."
+            )
 
     async def _run(self, threads: Executor) -> None:
         loop = asyncio.get_running_loop()

@@ -68,7 +68,9 @@ def create(image: Path, label: str) -> None:
     """Create an image of the smallest size, or nothing. Blocks for about 0.1 s. Raises ImageError or OSError."""
     stat = os.statvfs(image.parent)
     if stat.f_bavail * stat.f_frsize - get_reserve(image.parent) < MIN_SIZE:
-        raise ImageError(f"{image.parent} has no room for a store of at least {MIN_SIZE >> 30} GiB beside its reserve")
+        raise ImageError(
+            f"{image.parent} has no room for a store of at least {MIN_SIZE >> 30} GiB in addition to its reserve"
+        )
     partial = image.with_suffix(".partial")
     partial.unlink(missing_ok=True)
     try:

@@ -95,7 +95,10 @@ class PlainStore:
         room = measure_room(self.path, None)
         if room.left < _MIN_ROOM:
             free = max(room.left, 0) >> 20
-            raise FullError(f"The machine is full (disk): {room.where} has {free} MiB left beside its reserve.")
+            raise FullError(
+                f"The machine is full (disk): {room.where} has {free} MiB left, not counting its reserve. "
+                "Delete sandboxes or snapshots, or free some disk space."
+            )
 
     async def wait_for_failure(self) -> str:
         never: asyncio.Future[str] = asyncio.get_running_loop().create_future()

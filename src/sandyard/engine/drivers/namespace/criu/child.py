@@ -201,9 +201,11 @@ def restore(request: dict[str, Any]) -> NoReturn:
     try:
         facts = json.loads((images / "sandbox.json").read_text())
     except FileNotFoundError:
-        raise scan.NotDumpableError("there is no memory of it on the disk") from None
+        raise scan.NotDumpableError("its saved memory is missing on the disk") from None
     if facts["format"] != FORMAT or facts["machine"] != os.uname().machine:
-        raise scan.NotDumpableError("these images were made by another version or on another kind of machine")
+        raise scan.NotDumpableError(
+            "its memory was saved by another version of the engine, or on another type of machine"
+        )
     # Opened before any namespace is entered, so that their mounts outlive this process.
     library = Path(request["library"])
     inherited = {_reopen_file(scan.HostFile(**file), library, facts["owner"]): file["key"] for file in facts["files"]}

@@ -43,7 +43,7 @@ async def find_working() -> Criu:
     criu = await Criu.find()
     if not kernel.get_effective_capabilities() >> _CAP_SYS_RESOURCE & 1:
         raise UnsupportedError(
-            "CRIU reads the limits of processes that are not root's; run the engine with CAP_SYS_RESOURCE"
+            "CRIU needs CAP_SYS_RESOURCE to read the limits of other users' processes; run the engine with it"
         )
     if criu.command not in _results:
         try:

@@ -147,7 +147,7 @@ class Zygote:
     # Operations. They return the response, or None if they have sent it or a helper process will.
 
     def _unshare(self, _request: protocol.Message, _fds: list[int]) -> protocol.Message:
-        """Rootless: become root of a new user namespace. The engine maps its ids before the next request."""
+        """Become root of a new user namespace (rootless mode). The engine maps its ids before the next request."""
         kernel.unshare(kernel.CLONE_NEWUSER)
         return {}
 

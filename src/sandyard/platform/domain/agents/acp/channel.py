@@ -20,7 +20,7 @@ from sqlalchemy import select
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
-from sandyard.kit.text import storable
+from sandyard.kit.text import make_storable
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import AgentInput, AgentRun
 from sandyard.platform.db.retry import retry_while_database_unavailable
@@ -333,7 +333,7 @@ class OutputReader:
 
     @property
     def stray_output_error(self) -> str:
-        output = storable(self._stray.decode("utf-8", "replace")).strip()
+        output = make_storable(self._stray.decode("utf-8", "replace")).strip()
         return f"The agent does not speak ACP: its output is not an Agent Client Protocol message. It starts with:\n{output}"
 
     def _buffer_raw(self, stream: str, offset: int, data: bytes) -> None:

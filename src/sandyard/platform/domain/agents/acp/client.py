@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from sandyard.kit.text import storable
+from sandyard.kit.text import make_storable
 from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import AgentRun, Message, Session, Turn
 from sandyard.platform.db.models.message_parts import MessagePart, TextPart
@@ -74,7 +74,7 @@ async def handle_initialized(tx: Transaction, run: AgentRun, result: dict[str, A
     version = result.get("protocolVersion")
     if version != PROTOCOL_VERSION:
         raise AgentProtocolError(
-            f"The agent uses version {storable(str(version))[:20]} of the Agent Client Protocol; the platform supports "
+            f"The agent uses version {make_storable(str(version))[:20]} of the Agent Client Protocol; the platform supports "
             f"version {PROTOCOL_VERSION}."
         )
     capabilities = result.get("agentCapabilities")
@@ -83,7 +83,7 @@ async def handle_initialized(tx: Transaction, run: AgentRun, result: dict[str, A
         "info": limit_json(result.get("agentInfo"), 2_000),
     }
     methods = result.get("authMethods")
-    offered = [one.get("id") for one in methods if isinstance(one, dict)] if isinstance(methods, list) else []
+    offered = [method.get("id") for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
     wanted = options_of(run).get("auth")
     if wanted is not None and wanted in offered:
         queue_request(tx, run, "authenticate", {"methodId": wanted})
@@ -119,7 +119,7 @@ def record_session_opened(
 ) -> None:
     """Record that the agent has opened its session."""
     if fresh:
-        run.acp_session = storable(str(result.get("sessionId") or ""))[:300]
+        run.acp_session = make_storable(str(result.get("sessionId") or ""))[:300]
     kept = {name: value for name, value in run.options.items() if name not in ("mcpServers", "mcpMissing")}
     run.options = {**kept, "fresh": fresh, **parse_session_options(result)}
     run.status = RunStatus.READY
@@ -134,9 +134,9 @@ def parse_session_options(result: dict[str, Any]) -> RunOptions:
     if isinstance(modes, dict):
         available = modes.get("availableModes")
         found["modes"] = [
-            {"id": truncate(str(one.get("id")), 100), "name": truncate(str(one.get("name") or one.get("id")), 200)}
-            for one in (available if isinstance(available, list) else [])[:50]
-            if isinstance(one, dict)
+            {"id": truncate(str(mode.get("id")), 100), "name": truncate(str(mode.get("name") or mode.get("id")), 200)}
+            for mode in (available if isinstance(available, list) else [])[:50]
+            if isinstance(mode, dict)
         ]
         found["currentMode"] = truncate(str(modes.get("currentModeId") or ""), 100)
     if isinstance(result.get("configOptions"), list):
@@ -186,7 +186,7 @@ def _select_asking_mode(run: AgentRun, wanted: str | None) -> str | None:
 
 def _set_mode(tx: Transaction, run: AgentRun, mode: str) -> bool:
     """Request a change of the mode. Returns False if there is no such mode, or if it is set already."""
-    if any(one["id"] == mode for one in options_of(run).get("modes", ())):
+    if any(known["id"] == mode for known in options_of(run).get("modes", ())):
         queue_request(tx, run, _SET_MODE, {"sessionId": run.acp_session, "modeId": mode})
         change_options(run, {"currentMode": mode})
         return True
@@ -205,11 +205,12 @@ def _find_choice(run: AgentRun, category: str, wanted: str) -> tuple[str, str | 
         if not isinstance(option, dict) or option.get("category") != category or not isinstance(option.get("id"), str):
             continue
         given = option.get("options")
-        flat = [two for one in (given if isinstance(given, list) else ()) if isinstance(one, dict)
-                for two in (one["options"] if isinstance(one.get("options"), list) else [one])]  # fmt: skip
-        for one in flat:
-            value = one.get("value") if isinstance(one, dict) else None
-            if isinstance(value, str) and (wanted in (value, one.get("name")) or value.endswith(f"/{wanted}")):
+        groups = [group for group in (given if isinstance(given, list) else ()) if isinstance(group, dict)]
+        choices = [choice for group in groups
+                   for choice in (group["options"] if isinstance(group.get("options"), list) else [group])]  # fmt: skip
+        for choice in choices:
+            value = choice.get("value") if isinstance(choice, dict) else None
+            if isinstance(value, str) and (wanted in (value, choice.get("name")) or value.endswith(f"/{wanted}")):
                 return option["id"], None if value == option.get("currentValue") else value
     return None
 

@@ -46,10 +46,10 @@ async def find_missing_commands(
 ) -> dict[str, str]:
     """Return the commands that are not in the sandbox, by server name. `entries` are in ACP's format; those with a URL
     are skipped."""
-    commands = [one for one in entries if "command" in one]
+    commands = [entry for entry in entries if "command" in entry]
     if not commands:
         return {}
-    words = [word for one in commands for word in (one["command"], _get_path(one))]
+    words = [word for command in commands for word in (command["command"], _get_path(command))]
     argv = ["bash", "-c", _FIND, "sandyard", *words]
     ran = await engine.programs.run(
         engine_id, argv, cwd=folder, envs=envs, timeout_s=TIMEOUT_S, limit=64 << 10, idempotent=True
@@ -57,7 +57,9 @@ async def find_missing_commands(
     said = ran.stdout.decode(errors="replace").split()
     if len(said) != len(commands):  # the check itself failed, so nothing is known
         return {}
-    return {one["name"]: one["command"] for one, found in zip(commands, said, strict=True) if found == "missing"}
+    return {
+        command["name"]: command["command"] for command, found in zip(commands, said, strict=True) if found == "missing"
+    }
 
 
 def describe_missing_command(name: str, command: str) -> str:
@@ -88,15 +90,15 @@ async def read_exits(
     engine: SandboxEngine, engine_id: str, run_id: str, servers: Sequence[McpServer]
 ) -> dict[str, str]:
     """Return a message for each of these servers that has exited by itself, by name."""
-    argv = ["bash", "-c", _READ_RECORDS, "sandyard", get_records_folder(run_id), *(one.name for one in servers)]
+    argv = ["bash", "-c", _READ_RECORDS, "sandyard", get_records_folder(run_id), *(server.name for server in servers)]
     ran = await engine.programs.run(engine_id, argv, timeout_s=READ_TIMEOUT_S, limit=_MAX_RECORDS_BYTES)
     fields = ran.stdout.decode(errors="replace").split("\0")
     records = {name: (status, stderr) for name, status, stderr in zip(*(iter(fields),) * 3, strict=False)}
     found = {}
-    for one in servers:
-        status, stderr = records.get(one.name, ("", ""))
+    for server in servers:
+        status, stderr = records.get(server.name, ("", ""))
         if _STATUS.fullmatch(status.strip()):
-            found[one.name] = describe_exit(one.name, int(status), stderr, one.env)
+            found[server.name] = describe_exit(server.name, int(status), stderr, server.env)
     return found
 
 
@@ -119,13 +121,15 @@ def describe_exit(name: str, status: int, stderr: str, env: Mapping[str, str]) -
 def list_supported_servers(run: AgentRun) -> list[dict[str, Any]]:
     """Return the entries of the MCP servers that the agent supports."""
     capabilities = capabilities_of(run)
-    return [one for one in options_of(run).get("mcpServers", ()) if _is_supported(capabilities, one)]
+    return [server for server in options_of(run).get("mcpServers", ()) if _is_supported(capabilities, server)]
 
 
 def describe_unsupported_servers(run: AgentRun) -> str | None:
     """Name the MCP servers that the agent was not given, because it does not support them."""
     capabilities = capabilities_of(run)
-    names = [one["name"] for one in options_of(run).get("mcpServers", ()) if not _is_supported(capabilities, one)]
+    names = [
+        server["name"] for server in options_of(run).get("mcpServers", ()) if not _is_supported(capabilities, server)
+    ]
     if not names:
         return None
     return f"This agent does not support MCP servers with a URL (mcpCapabilities.http). It continues without {', '.join(names)}."
@@ -138,4 +142,4 @@ def _is_supported(capabilities: Mapping[str, Any], entry: Mapping[str, Any]) -> 
 
 
 def _get_path(entry: Mapping[str, Any]) -> str:
-    return next((str(one["value"]) for one in entry.get("env", ()) if one["name"] == "PATH"), "")
+    return next((str(variable["value"]) for variable in entry.get("env", ()) if variable["name"] == "PATH"), "")

@@ -181,12 +181,12 @@ class Transcript:
             "type": "plan",
             "entries": [
                 {
-                    "content": truncate(str(one.get("content") or ""), 2000),
-                    "priority": truncate(str(one.get("priority") or "medium"), 20),
-                    "status": truncate(str(one.get("status") or "pending"), 20),
+                    "content": truncate(str(entry.get("content") or ""), 2000),
+                    "priority": truncate(str(entry.get("priority") or "medium"), 20),
+                    "status": truncate(str(entry.get("status") or "pending"), 20),
                 }
-                for one in entries[:PIECES]
-                if isinstance(one, dict)
+                for entry in entries[:PIECES]
+                if isinstance(entry, dict)
             ],
         }
         if self._plan is None:
@@ -280,12 +280,17 @@ def _parse_call_fields(update: dict[str, Any]) -> ToolCallFields:
         fields["status"] = update["status"]
     if isinstance(update.get("locations"), list):
         fields["locations"] = [
-            {"path": truncate(one["path"], 2000), "line": one.get("line") if isinstance(one.get("line"), int) else None}
-            for one in update["locations"][:PIECES]
-            if isinstance(one, dict) and isinstance(one.get("path"), str)
+            {
+                "path": truncate(location["path"], 2000),
+                "line": location.get("line") if isinstance(location.get("line"), int) else None,
+            }
+            for location in update["locations"][:PIECES]
+            if isinstance(location, dict) and isinstance(location.get("path"), str)
         ]
     if isinstance(update.get("content"), list):
-        fields["content"] = [piece for one in update["content"][:PIECES] if (piece := _parse_content(one)) is not None]
+        fields["content"] = [
+            piece for block in update["content"][:PIECES] if (piece := _parse_content(block)) is not None
+        ]
     output = update.get("rawOutput")
     printed = output.get("aggregated_output") if isinstance(output, dict) else None
     if isinstance(printed, str) and not fields.get("content"):  # Codex sends the output only here
@@ -301,30 +306,30 @@ def _without_codex_bookkeeping(value: Any) -> Any:
     """Drop what Codex repeats in every raw value: ids, times, the diff, and the output of a command (four times)."""
     if not isinstance(value, dict) or "call_id" not in value or "turn_id" not in value:
         return value
-    kept = {name: one for name, one in value.items() if name not in _CODEX_BOOKKEEPING}
+    kept = {name: item for name, item in value.items() if name not in _CODEX_BOOKKEEPING}
     match kept.get("command"):
         case [str(shell), "-lc" | "-c", str(command)] if shell.endswith("sh"):
             kept["command"] = command
     return kept
 
 
-def _parse_content(one: Any) -> ToolCallContent | None:
-    if not isinstance(one, dict):
+def _parse_content(block: Any) -> ToolCallContent | None:
+    if not isinstance(block, dict):
         return None
-    kind = one.get("type")
+    kind = block.get("type")
     if kind == "content":
-        text = _block_text(one.get("content"))
+        text = _block_text(block.get("content"))
         return None if text is None else {"type": "text", "text": truncate(text, VALUE_LIMIT)}
-    if kind == "diff" and isinstance(one.get("path"), str) and isinstance(one.get("newText"), str):
-        old = one.get("oldText")
+    if kind == "diff" and isinstance(block.get("path"), str) and isinstance(block.get("newText"), str):
+        old = block.get("oldText")
         return {
             "type": "diff",
-            "path": truncate(one["path"], 2000),
+            "path": truncate(block["path"], 2000),
             "oldText": truncate(old, VALUE_LIMIT) if isinstance(old, str) else None,
-            "newText": truncate(one["newText"], VALUE_LIMIT),
+            "newText": truncate(block["newText"], VALUE_LIMIT),
         }
-    if kind == "terminal" and isinstance(one.get("terminalId"), str):
-        return {"type": "terminal", "terminalId": truncate(one["terminalId"], 300)}
+    if kind == "terminal" and isinstance(block.get("terminalId"), str):
+        return {"type": "terminal", "terminalId": truncate(block["terminalId"], 300)}
     return None
 
 
@@ -336,11 +341,11 @@ def _limit_size(part: ToolCallPart) -> ToolCallPart:
         part = {**part, "input": CUT}
     kept: list[ToolCallContent] = []
     left = CALL_LIMIT - compute_json_size({**part, "content": []})
-    for one in part["content"]:
-        left -= compute_json_size(one) + 2 * bool(kept)
+    for block in part["content"]:
+        left -= compute_json_size(block) + 2 * bool(kept)
         if left < 0:
             break
-        kept.append(one)
+        kept.append(block)
     return {**part, "content": kept}
 
 
@@ -354,9 +359,9 @@ def _parse_usage(update: dict[str, Any]) -> TurnUsage:
 
 def _parse_commands(commands: list[Any]) -> list[SlashCommand]:
     return [
-        {"name": truncate(one["name"], 100), "description": truncate(str(one.get("description") or ""), 500)}
-        for one in commands[:PIECES]
-        if isinstance(one, dict) and isinstance(one.get("name"), str)
+        {"name": truncate(command["name"], 100), "description": truncate(str(command.get("description") or ""), 500)}
+        for command in commands[:PIECES]
+        if isinstance(command, dict) and isinstance(command.get("name"), str)
     ]
 
 

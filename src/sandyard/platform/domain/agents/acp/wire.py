@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sandyard.kit.bounded_json import count_values
-from sandyard.kit.text import storable, storable_json
+from sandyard.kit.text import make_json_storable, make_storable
 
 MAX_LINE_BYTES = 8 << 20
 """Maximum bytes of a line. Longer lines are skipped, because parsing them would block everybody."""
@@ -85,7 +85,7 @@ def _parse_object(line: bytes) -> dict[str, Any] | None:
             line.decode("utf-8", "replace"), parse_constant=_reject_constant, parse_float=_parse_finite_float
         )
         if b"\\u" in line:  # only an escape can produce a character that cannot be stored
-            message = storable_json(message)
+            message = make_json_storable(message)
     except (ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) else None
@@ -115,7 +115,7 @@ def _parse_error(key: int, error: Any) -> ErrorResponse:
 def _to_text(value: Any) -> str:
     if value is None:
         return ""
-    return storable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))[:MAX_ERROR_LENGTH]
+    return make_storable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))[:MAX_ERROR_LENGTH]
 
 
 def _reject_constant(word: str) -> Any:

@@ -30,7 +30,8 @@ class Call:
         }
         conversation.update(dict(self._begun, sessionUpdate="tool_call"))
 
-    def about(self) -> "dict[str, Any]":
+    def describe(self) -> "dict[str, Any]":
+        """Return the call as it was announced."""
         return dict(self._begun)
 
     def begin(self) -> None:

@@ -42,7 +42,7 @@ class Conversation:
 
     def change_mode(self, mode: Any) -> None:
         if mode not in (WORK, ASK):
-            raise RpcError(INVALID_PARAMS, "The modes are work and ask.")
+            raise RpcError(INVALID_PARAMS, "Unknown mode. Use work or ask.")
         self.mode = mode
         self.keep({"mode": mode})
 
@@ -88,7 +88,7 @@ class Conversation:
             if isinstance(entry.get("answer"), str):
                 self.answer = entry["answer"]
             if isinstance(entry.get("fixes"), list):
-                self.fixes = [str(one) for one in entry["fixes"]]
+                self.fixes = [str(fix) for fix in entry["fixes"]]
             if replay and isinstance(entry.get("update"), dict):
                 self.update(entry["update"], kept=False)
 

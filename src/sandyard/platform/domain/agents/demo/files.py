@@ -34,7 +34,7 @@ def inside(folder: str, path: str) -> str:
     parent = os.path.realpath(os.path.dirname(whole))
     final = os.path.join(parent, os.path.basename(whole))
     real = os.path.realpath(final)
-    if os.path.basename(whole) in ("", ".", "..") or not all(_is_below(root, one) for one in (final, real)):
+    if os.path.basename(whole) in ("", ".", "..") or not all(_is_below(root, candidate) for candidate in (final, real)):
         raise WorkError(repr(path) + " is outside of the working folder.")
     if ".git" in os.path.relpath(real, root).split(os.sep):
         raise WorkError(repr(path) + " is inside of .git and cannot be changed.")

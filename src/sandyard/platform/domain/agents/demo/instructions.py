@@ -135,9 +135,9 @@ def _read_block(lines: "list[str]", at: int) -> "tuple[str | None, int]":
     for number in range(at + 1, len(lines)):
         line = lines[number]
         if line.strip().startswith(fence.group(1)) and not line.strip().strip("`~"):
-            return "".join(one + "\n" for one in inside), number + 1
+            return "".join(inner_line + "\n" for inner_line in inside), number + 1
         inside.append(line[indent:] if not line[:indent].strip() else line)
-    return "".join(one + "\n" for one in inside), len(lines)
+    return "".join(inner_line + "\n" for inner_line in inside), len(lines)
 
 
 def _unescape(text: str) -> str:

@@ -76,7 +76,7 @@ class Peer:
         error = answer.get("error")
         if error is not None:
             text = error.get("message") if isinstance(error, dict) else None
-            raise RpcError(INTERNAL_ERROR, str(text or "The client refused."))
+            raise RpcError(INTERNAL_ERROR, str(text or "The client rejected the request."))
         result = answer.get("result")
         return result if isinstance(result, dict) else {}
 

@@ -32,21 +32,21 @@ class Cancelled(Exception):  # noqa: N818 - not a failure
     pass
 
 
-class Refused(Exception):  # noqa: N818 - not a failure
+class PermissionDenied(Exception):  # noqa: N818 - not a failure
     """Permission was denied: the remaining steps are skipped."""
 
 
-class Ended(Exception):  # noqa: N818 - not a failure
+class TurnEnded(Exception):  # noqa: N818 - not a failure
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
 
 
-class Nothing(Exception):  # noqa: N818 - not a failure
+class NothingToCommit(Exception):  # noqa: N818 - not a failure
     """There is nothing to commit."""
 
 
-class Failed(Exception):  # noqa: N818 - the tool call has already ended
+class StepFailed(Exception):  # noqa: N818 - the tool call has already ended
     pass
 
 
@@ -88,7 +88,7 @@ class Turn:
                 self._answer_prose(texts[0].text if texts else "")
         except Cancelled:
             return "cancelled"
-        except Ended as end:
+        except TurnEnded as end:
             return end.reason
         return "end_turn"
 
@@ -111,7 +111,7 @@ class Turn:
             self._raise_if_cancelled()
             try:
                 self._run_step(step)
-            except Refused as refused:
+            except PermissionDenied as refused:
                 left = len(steps) - number - 1
                 rest = " The " + str(left) + " after it are skipped." if left else ""
                 self.say("Refused: " + str(refused) + "." + rest + "\n")
@@ -146,7 +146,7 @@ class Turn:
             self._conversation.update({"sessionUpdate": kind, "content": chunk})
 
     def _plan(self, step: Step) -> None:
-        self._entries, self._planned = [one.strip() for one in step.text.split(";") if one.strip()], 0
+        self._entries, self._planned = [entry.strip() for entry in step.text.split(";") if entry.strip()], 0
         self._send_plan()
 
     def _advance_plan(self, *, all_of_it: bool = False) -> None:
@@ -175,7 +175,7 @@ class Turn:
         quoted = "".join("> " + line + "\n" if line.strip() else ">\n" for line in words.splitlines())
         try:
             self._write_note(quoted or "> (nothing)\n")
-        except Refused as refused:
+        except PermissionDenied as refused:
             self.say("Refused: " + str(refused) + ".\n")
             return
         if self._did:
@@ -254,7 +254,7 @@ class Turn:
             self._run_command(call, ["git", "add", "-A"], last=False)
             if self._succeeds(["git", "diff", "--cached", "--quiet"]):
                 call.end(text="There is nothing to commit.")
-                raise Nothing
+                raise NothingToCommit
             named = self._succeeds(["git", "config", "user.email"])
             who = [] if named else ["-c", "user.name=Demo agent", "-c", "user.email=demo@localhost"]
             self._run_command(call, ["git", *who, "commit", "-q", "-m", message])
@@ -272,7 +272,7 @@ class Turn:
         if code != 0:
             words = output.rstrip("\n")
             call.end("failed", text=words + ("\n" if words else "") + "Exit code " + str(code) + ".", raw=raw)
-            raise Failed("`" + " ".join(argv[2:] if argv[1] == "-c" else argv) + "` ended with " + str(code))
+            raise StepFailed("`" + " ".join(argv[2:] if argv[1] == "-c" else argv) + "` ended with " + str(code))
         if last:
             call.end(text=output, raw=raw)
 
@@ -285,14 +285,14 @@ class Turn:
             self._require_permission(call)
             call.begin()
             work(call)
-        except Nothing:
+        except NothingToCommit:
             self.say("There was nothing to commit.\n")
-        except Failed as failed:
+        except StepFailed as failed:
             self.say(str(failed) + ".\n")
         except WorkError as error:
             call.end("failed", text=str(error))
             self.say("Failed: " + str(error) + "\n")
-        except (Refused, Cancelled):
+        except (PermissionDenied, Cancelled):
             if not call.ended:
                 call.end("failed", text="Not done.")
             raise
@@ -303,8 +303,8 @@ class Turn:
         return Call(self._conversation, title, kind, raw, path)
 
     def _require_permission(self, call: Call) -> None:
-        if self._conversation.mode == ASK and not self._is_allowed(call.about(), call.kind):
-            raise Refused(call.title)
+        if self._conversation.mode == ASK and not self._is_allowed(call.describe(), call.kind):
+            raise PermissionDenied(call.title)
 
     # requests to people --------------------------------------------------------------------------------------------
 
@@ -335,9 +335,9 @@ class Turn:
 
     def _permit(self, step: Step) -> None:
         call = self._make_call(step.text, "other", {})
-        if not self._is_allowed(call.about(), "permit " + step.text):
+        if not self._is_allowed(call.describe(), "permit " + step.text):
             call.end("failed", text="Refused.")
-            raise Refused(step.text)
+            raise PermissionDenied(step.text)
         call.end(text="Allowed.")
         self._did.append("was allowed: " + step.text)
 
@@ -389,7 +389,7 @@ class Turn:
         raise RpcError(INTERNAL_ERROR, step.text or "The demo agent was told to fail.")
 
     def _refuse(self, step: Step) -> None:
-        raise Ended("refusal")
+        raise TurnEnded("refusal")
 
     def _crash(self, step: Step) -> None:
         files.end_all()

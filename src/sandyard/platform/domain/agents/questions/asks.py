@@ -60,9 +60,9 @@ async def open_permission(
     options = _parse_options(request.params.get("options"))
     settings = (await load_agent_settings(running.tx.session, running.session.project_id)).permissions
     if settings.deny:  # with allow_always the agent would not ask before the next call, which may be denied
-        options = [one for one in options if one["kind"] != "allow_always"]
+        options = [option for option in options if option["kind"] != "allow_always"]
         lifted = await list_overruled_patterns(running.tx, running.session.id)
-        settings = settings.model_copy(update={"deny": [one for one in settings.deny if one not in lifted]})
+        settings = settings.model_copy(update={"deny": [pattern for pattern in settings.deny if pattern not in lifted]})
     verdict = verdicts.get(settings, call)
     detail: AskDetail = {
         "toolCall": limit_json(call, DETAIL_LIMIT),
@@ -285,7 +285,9 @@ def _build_result(
         action = "cancel" if decision is None else "decline"
         return {"action": action}, {"action": action}
     options = detail_of(ask).get("options") or []
-    option = next((one for one in options if option_id is not None and one["optionId"] == option_id), None)
+    option = next(
+        (candidate for candidate in options if option_id is not None and candidate["optionId"] == option_id), None
+    )
     if option is None and decision is not None:
         option = find_option(options, decision)
     if option is None:
@@ -345,12 +347,12 @@ async def resume_turn(locked: LockedTurn) -> None:
 def _parse_options(given: Any) -> list[AskOption]:
     return [
         {
-            "optionId": one["optionId"][:300],
-            "name": truncate(str(one.get("name") or ""), 300),
-            "kind": str(one.get("kind"))[:40],
+            "optionId": option["optionId"][:300],
+            "name": truncate(str(option.get("name") or ""), 300),
+            "kind": str(option.get("kind"))[:40],
         }
-        for one in (given if isinstance(given, list) else [])[:MAX_OPTIONS]
-        if isinstance(one, dict) and isinstance(one.get("optionId"), str)
+        for option in (given if isinstance(given, list) else [])[:MAX_OPTIONS]
+        if isinstance(option, dict) and isinstance(option.get("optionId"), str)
     ]
 
 

@@ -101,12 +101,12 @@ def list_searched_texts(tool_call: dict[str, Any]) -> list[str]:
     JSON."""
     found = [str(tool_call.get("title") or "")]
     locations, content = tool_call.get("locations"), tool_call.get("content")
-    for one in locations if isinstance(locations, list) else ():
-        if isinstance(one, dict):
-            found.append(str(one.get("path") or ""))
-    for one in content if isinstance(content, list) else ():
-        if isinstance(one, dict) and one.get("type") == "diff":
-            found.append(str(one.get("path") or ""))
+    for location in locations if isinstance(locations, list) else ():
+        if isinstance(location, dict):
+            found.append(str(location.get("path") or ""))
+    for block in content if isinstance(content, list) else ():
+        if isinstance(block, dict) and block.get("type") == "diff":
+            found.append(str(block.get("path") or ""))
     given = tool_call.get("rawInput", tool_call.get("input"))
     if given is not None:
         _collect_texts(given, found)
@@ -119,10 +119,10 @@ def _collect_texts(value: Any, found: list[str], depth: int = 0) -> None:
         found.append(value)
     elif isinstance(value, dict | list) and depth < 20:
         items = value.values() if isinstance(value, dict) else value
-        if isinstance(value, list) and value and all(isinstance(one, str) for one in value):
+        if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
             found.append(" ".join(value))  # an argv
-        for one in items:
-            _collect_texts(one, found, depth + 1)
+        for item in items:
+            _collect_texts(item, found, depth + 1)
 
 
 def find_option(options: Sequence[AskOption], decision: Decision) -> AskOption | None:

@@ -172,15 +172,15 @@ def _validate_answer(
 ) -> None:
     """Raise InvalidInputError, naming the valid answers, if the request cannot be answered like this."""
     options = detail_of(ask).get("options") or []
-    names = ", ".join(repr(one["optionId"]) for one in options)
-    if sum(one is not None for one in (option_id, decision, content)) != 1:
+    names = ", ".join(repr(option["optionId"]) for option in options)
+    if sum(value is not None for value in (option_id, decision, content)) != 1:
         raise InvalidInputError("Answer with one of optionId, decision or content.")
     form = ask.kind == AskKind.QUESTION and not is_platform_question(ask)
     if content is not None and not form:
         raise InvalidInputError("content: this request has no form. Answer with optionId or decision.")
     if form and (option_id is not None or decision in ("allow", "allow_always")):
         raise InvalidInputError("This request has a form. Answer with content, or deny it with decision: reject.")
-    if option_id is not None and all(one["optionId"] != option_id for one in options):
+    if option_id is not None and all(option["optionId"] != option_id for option in options):
         raise InvalidInputError(f"optionId: there is no such option. Available: {names}.")
     if message is not None and (ask.kind != AskKind.PERMISSION or not _is_denial(options, option_id, decision)):
         raise InvalidInputError(
@@ -191,5 +191,5 @@ def _validate_answer(
 
 
 def _is_denial(options: Sequence[AskOption], option_id: str | None, decision: Decision | None) -> bool:
-    kind = next((one["kind"] for one in options if one["optionId"] == option_id), decision or "")
+    kind = next((option["kind"] for option in options if option["optionId"] == option_id), decision or "")
     return kind.startswith("reject")

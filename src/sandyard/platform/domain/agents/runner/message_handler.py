@@ -113,9 +113,9 @@ class MessageHandler:
         """
         counter = copy(self._counter)  # only kept once the batch is written: after a failure the same lines come again
         incoming = await self._parse_lines(lines, counter)
-        if any(_is_work(one) for _, one in incoming):
+        if any(_is_work(message) for _, message in incoming):
             self._worked_at = time.monotonic()
-        responses = [one.id for _, one in incoming if isinstance(one, wire.Response | wire.ErrorResponse)]
+        responses = [message.id for _, message in incoming if isinstance(message, wire.Response | wire.ErrorResponse)]
         facts = _Facts()
         if responses:
             facts = _Facts(await self._load_usage(), await self._load_server_exits(responses))
@@ -145,11 +145,11 @@ class MessageHandler:
                 if batch.run.consumed >= consumed:
                     return batch.run.sent, None
                 reached = batch.run.consumed
-                for end, one in incoming:
+                for end, message in incoming:
                     if end <= batch.run.consumed:
                         continue  # already handled by a session runner that was interrupted
                     try:
-                        await batch.handle(one, verdicts, startup=end <= answer_start)
+                        await batch.handle(message, verdicts, startup=end <= answer_start)
                         if (fault := counter.find_exceeded_limit(batch.transcript)) is not None:
                             raise RunBrokenError(fault, RunBrokenError.TOO_MUCH_OUTPUT)  # noqa: TRY301
                     except RunBrokenError as error:
@@ -258,7 +258,7 @@ class MessageHandler:
         if run is None or not names or self._read_server_exits is None:
             return {}
         pending = options_of(run).get("pending", {})
-        if not any(pending.get(str(one)) in (*_OPENING_METHODS, "session/prompt") for one in responses):
+        if not any(pending.get(str(response_id)) in (*_OPENING_METHODS, "session/prompt") for response_id in responses):
             return {}
         return await self._read_server_exits(names)
 
@@ -423,7 +423,7 @@ class _Batch:
             unreported = options_of(self.run).get("mcpCommands", [])
             if name in unreported:
                 await add_notice(self._running_turn(turn), SERVER_FAILED, text)
-                change_options(self.run, {"mcpCommands": [one for one in unreported if one != name]})
+                change_options(self.run, {"mcpCommands": [server for server in unreported if server != name]})
 
     async def _finish_prompt(self, turn: Turn, response: wire.Response | wire.ErrorResponse) -> None:
         usage = self.facts.usage

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import String, cast, or_, select
 
-from sandyard.kit.text import storable
+from sandyard.kit.text import make_storable
 from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import AgentRun, Ask, Message, Session, Turn
 from sandyard.platform.db.models.message_parts import NoticePart
@@ -54,7 +54,7 @@ async def finish_turn(
         return
     await cancel_pending(locked)
     turn.status, turn.stop_reason = status, stop_reason
-    turn.error = None if error is None else truncate(storable(error), 8000)
+    turn.error = None if error is None else truncate(make_storable(error), 8000)
     turn.error_code = code
     turn.finished_at, turn.stuck_at = utc_now(), None
     turn.usage = {**turn.usage, **(usage or {})}
@@ -159,7 +159,7 @@ async def finish_run(
         return
     wanted = run.error_code if run.error_code == REPLACED else None
     run.status, run.exit_code, run.ended_at = status, exit_code, utc_now()
-    run.error, run.error_code = None if error is None else truncate(storable(error), 8000), wanted or code
+    run.error, run.error_code = None if error is None else truncate(make_storable(error), 8000), wanted or code
     tx.emit(
         "agent.ended", **session_fields(session), runId=run.id, exitCode=exit_code, error=run.error and run.error[:1000]
     )
@@ -175,7 +175,7 @@ async def finish_run(
         turn.status = TurnStatus.RUNNING
     else:
         said = error or f"The agent's process ended unexpectedly with exit code {exit_code}."
-        tail = storable(stderr).strip()
+        tail = make_storable(stderr).strip()
         said = f"{said} Its error output ended with:\n{tail[-2000:]}" if tail else said
         await finish_turn(locked, TurnStatus.FAILED, error=said, code=code or AgentDiedError.code, usage=usage)
 
@@ -183,7 +183,7 @@ async def finish_run(
 async def add_notice(locked: LockedTurn, code: str, text: str) -> None:
     """Add a message of the platform to the transcript."""
     tx, session, turn = locked.tx, locked.session, locked.turn
-    part: NoticePart = {"type": "notice", "code": code, "text": truncate(storable(text), 8000)}
+    part: NoticePart = {"type": "notice", "code": code, "text": truncate(make_storable(text), 8000)}
     await tx.session.flush()
     message = Message(
         id=next_message_id(await find_last_message_id(tx.session, session.id)),

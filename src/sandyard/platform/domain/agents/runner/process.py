@@ -220,13 +220,13 @@ class AgentProcess:
         wanted = LaunchRequest(HOME, folder, self._row.model, self._session.mode, endpoint, asks)
         launch = profile.launch(wanted)
         servers, entries = await self._load_mcp_servers(sandbox)
-        commands = [one.name for one in servers if one.type == ServerType.STDIO]
+        commands = [server.name for server in servers if server.type == ServerType.STDIO]
         if commands:
             launch = dataclasses.replace(launch, files={**launch.files, RUN_PROGRAM_PATH: RUN_PROGRAM})
         if launch.files:
             await put_files(engine, engine_id, launch)
         missing = await find_missing_commands(engine, engine_id, entries, folder=folder, envs=launch.envs)
-        self._served = endpoint is not None or any(one.type == ServerType.HTTP for one in servers)
+        self._served = endpoint is not None or any(server.type == ServerType.HTTP for server in servers)
         if self._served:
             await self._attach_models()
         async with deps.database.transaction() as tx:
@@ -238,7 +238,7 @@ class AgentProcess:
                 {
                     "folder": folder,
                     "served": self._served,
-                    "mcpServers": [record_exit_of(one, self.run_id) for one in entries],
+                    "mcpServers": [record_exit_of(entry, self.run_id) for entry in entries],
                     "mcpFingerprint": make_fingerprint(servers),
                     "mcpMissing": missing,
                     "mcpCommands": [name for name in commands if name not in missing],
@@ -259,9 +259,9 @@ class AgentProcess:
         async with self._deps.database.reading() as session:
             servers = await list_servers(session, self._session.project_id)
         gateway, capability = "", None
-        if any(one.type == ServerType.HTTP for one in servers):
+        if any(server.type == ServerType.HTTP for server in servers):
             gateway, capability = await self._deps.models.open_gateway(self._session, sandbox)
-        return servers, [make_entry(one, gateway, capability) for one in servers]
+        return servers, [make_entry(server, gateway, capability) for server in servers]
 
     async def _read_server_exits(self, names: Sequence[str]) -> dict[str, str]:
         """Return a message for each of these MCP servers that has exited, by name. Empty if the sandbox cannot be read."""
@@ -269,7 +269,9 @@ class AgentProcess:
         if row.status != Status.RUNNING or row.engine_id is None:
             return {}
         async with self._deps.database.reading() as session:
-            servers = [one for one in await list_servers(session, self._session.project_id) if one.name in names]
+            servers = [
+                server for server in await list_servers(session, self._session.project_id) if server.name in names
+            ]
         try:
             return await read_exits(self._deps.lifecycle.engine, row.engine_id, self.run_id, servers)
         except SandyardError as error:

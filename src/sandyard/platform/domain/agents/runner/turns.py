@@ -14,7 +14,7 @@ from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
-from sandyard.kit.text import storable_json
+from sandyard.kit.text import make_json_storable
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import AgentInput, AgentRun, Event, Message, Project, Sandbox, Session, Turn
 from sandyard.platform.db.models.message_parts import MessagePart
@@ -156,7 +156,7 @@ class AgentTurns:
             session_id=row.id,
             author_id=caller.user_id,
             role="user",
-            parts=storable_json(list(parts)),
+            parts=make_json_storable(list(parts)),
             created_at=now,
         )
         turn = Turn(

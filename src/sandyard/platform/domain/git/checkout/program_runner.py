@@ -23,7 +23,7 @@ from sandyard.platform.domain.sandboxes.e2b import (
     SandboxEngine,
 )
 from sandyard.platform.domain.sandboxes.e2b.errors import ProcessesFullError, says_processes_full
-from sandyard.platform.domain.sandboxes.e2b.programs import STDERR_LIMIT, storable
+from sandyard.platform.domain.sandboxes.e2b.programs import STDERR_LIMIT, replace_control_characters
 
 DEFAULT_TIMEOUT_S = 120.0
 DEFAULT_LIMIT = 8 << 20
@@ -173,11 +173,11 @@ def translate_failure(result: ProgramResult) -> Exception:
                 message,
             )
         )
-    return GitFailedError(append_quote("Git in the sandbox could not do this.", message) if message else None)
+    return GitFailedError(append_quote("Git failed in the sandbox.", message) if message else None)
 
 
 def extract_message(stderr: str) -> str:
     """Return the end of git's messages without its hints, safe for an error message and for the database."""
-    text = storable(stderr[-STDERR_LIMIT:])
+    text = replace_control_characters(stderr[-STDERR_LIMIT:])
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("hint:")]
     return "\n".join(lines).strip()[-_MAX_MESSAGE_CHARS:]

@@ -148,8 +148,8 @@ class RemoteHandlers:
         if current == branch:
             return NothingToPushError()
         return NothingToPushError(
-            f"{branch}, which is pushed, has no commits of its own: the checkout is on {current or 'no branch'}. Run `git checkout "
-            f"{branch}` in the sandbox, or create a new branch from the current state."
+            f"There is nothing to push: the session's branch {branch} has no commits of its own, and the checkout is on "
+            f"{current or 'no branch'}. Run `git checkout {branch}` in the sandbox, or create a new branch from the current state."
         )
 
     # update ------------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from sandyard.kit.errors import NotFoundError, SandyardError
 from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
-from sandyard.kit.text import storable, storable_json
+from sandyard.kit.text import make_json_storable, make_storable
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import GitOperation, Sandbox
 from sandyard.platform.db.models.git_details import OperationArguments, OperationDetail
@@ -336,13 +336,13 @@ class OperationRunner:
                 return  # its session was deleted meanwhile
             row.status, row.finished_at = status, utc_now()
             if error is not None:
-                message, extra = storable(error.message), storable_json(dict(error.extra))
+                message, extra = make_storable(error.message), make_json_storable(dict(error.extra))
                 row.error, row.error_code = message, error.code
                 row.detail = {"failure": {"status": error.status, "extra": extra}}
                 tx.emit("git.failed", **_make_event_fields(row, job.sandbox), error=message, code=error.code, **extra)
                 log.info("git_operation_failed", operation=row.id, kind=row.kind, code=error.code, reason=message)
             else:
-                row.detail = storable_json(detail)
+                row.detail = make_json_storable(detail)
                 tx.emit("git.completed", **_make_event_fields(row, job.sandbox), detail=row.detail)
 
     @contextlib.asynccontextmanager

@@ -22,7 +22,7 @@ from e2b.envd.api import ahandle_envd_api_transport_exception_with_health, forma
 from e2b.envd.utils import authentication_header
 from e2b.exceptions import FileNotFoundException
 
-from sandyard.kit.text import storable
+from sandyard.kit.text import make_storable
 from sandyard.platform.domain.sandboxes.e2b.errors import EngineError, EngineInvalidError
 
 FIRST, LIMIT = "X-Sandyard-List-First", "X-Sandyard-List-Limit"
@@ -133,7 +133,7 @@ def _parse_page(text: str, first: int, limit: int) -> FilePage:
     else:
         page = list(islice(found, first, first + limit))
         following = None if next(found, None) is None else first + limit
-    return FilePage([_to_entry(one) for one in page if one.get("type") in _KINDS], following)
+    return FilePage([_to_entry(entry) for entry in page if entry.get("type") in _KINDS], following)
 
 
 def _iterate_entries(text: str, start: int) -> Iterator[dict[str, Any]]:
@@ -154,15 +154,15 @@ def _iterate_entries(text: str, start: int) -> Iterator[dict[str, Any]]:
 def _to_entry(said: dict[str, Any]) -> FileEntry:
     target = said.get("symlinkTarget")
     return FileEntry(
-        name=storable(said.get("name", "")),
-        path=storable(said.get("path", "")),
+        name=make_storable(said.get("name", "")),
+        path=make_storable(said.get("path", "")),
         kind="symlink" if said.get("isSymlink") is True else _KINDS[said["type"]],
         size=_parse_number(said.get("size", 0)),
         mode=_parse_number(said.get("mode", 0)),
-        owner=storable(said.get("owner", "")),
-        group=storable(said.get("group", "")),
+        owner=make_storable(said.get("owner", "")),
+        group=make_storable(said.get("group", "")),
         modified_at=_parse_time(said.get("modifiedTime")),
-        symlink_target=None if target is None else storable(target),
+        symlink_target=None if target is None else make_storable(target),
     )
 
 

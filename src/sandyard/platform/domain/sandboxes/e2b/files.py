@@ -189,12 +189,12 @@ class Files:
         except FileMissingError:
             raise FileMissingError(f"There is no file or directory {path!r} in the sandbox.") from None
         except EngineInvalidError as error:
-            raise InvalidInputError(f"Not possible with {path!r}. {error.message}") from error
+            raise InvalidInputError(f"Could not use the path {path!r}. {error.message}") from error
         except EngineError as error:
             reason = _UNUSABLE_PATH.search(error.message.replace(path, "")) if type(error) is EngineError else None
             if reason is None:
                 raise
-            raise InvalidInputError(f"Not possible with {path[:300]!r}: {reason[0].lower()}.") from error
+            raise InvalidInputError(f"Could not use the path {path[:300]!r}: {reason[0].lower()}.") from error
 
 
 class _SourceError(InvalidInputError):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from e2b import ConnectionConfig
 
 from sandyard.platform.domain.sandboxes.e2b.guest_sources import read_script
-from sandyard.platform.domain.sandboxes.e2b.programs import Programs, storable
+from sandyard.platform.domain.sandboxes.e2b.programs import Programs, replace_control_characters
 from sandyard.platform.domain.sandboxes.e2b.transport import EngineTransport
 
 AGENT_PORT: int = ConnectionConfig.envd_port
@@ -139,7 +139,7 @@ def _parse_commands(lines: bytes) -> Iterator[tuple[int, bytes]]:
 
 def _program_name(command: bytes) -> str | None:
     """Return the program's name without its path and arguments, which others may not see."""
-    program = storable(command.partition(b"\0")[0].decode(errors="replace")).strip()
+    program = replace_control_characters(command.partition(b"\0")[0].decode(errors="replace")).strip()
     name = program.rpartition("/")[2] if program.startswith("/") else program
     return " ".join(name.split())[:_NAME_LENGTH] or None
 

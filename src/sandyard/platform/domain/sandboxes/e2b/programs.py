@@ -62,7 +62,7 @@ class ProgramResult:
     """Result of a program.
 
     `truncated`: it wrote more than the limit and the rest is lost; unless it had finished, it was ended by that
-    (SIGPIPE, exit code 141). `stderr` is the end of its standard error, as returned by `storable`.
+    (SIGPIPE, exit code 141). `stderr` is the end of its standard error, as returned by `replace_control_characters`.
     """
 
     exit_code: int
@@ -227,7 +227,9 @@ class _Run:
             data = binascii.a2b_base64(body)
         except ValueError:
             raise EngineError(_CANNOT_RUN) from None
-        return ProgramResult(int(last), data[: self._limit], storable(self._stderr), truncated=len(data) > self._limit)
+        return ProgramResult(
+            int(last), data[: self._limit], replace_control_characters(self._stderr), truncated=len(data) > self._limit
+        )
 
 
 _CANNOT_RUN = "The sandbox could not run the platform's program. Check that /bin/bash, base64 and head work in it and its disk is not full."
@@ -238,7 +240,7 @@ _TOO_MUCH_STDERR = (
 )
 
 
-def storable(text: str) -> str:
+def replace_control_characters(text: str) -> str:
     """Replace each character that a database or a terminal does not accept: NUL, surrogates, and control characters
     other than line breaks and tabs."""
     return _UNSTORABLE.sub("\ufffd", text)

@@ -85,7 +85,7 @@ class LineStream:
         await self.process.start(handle, line, stdin=True, envs={"SANDYARD_PROGRAM": source})
         self._sender = asyncio.get_running_loop().create_task(self._send())
 
-    async def lines(self) -> AsyncIterator[str]:
+    async def read_lines(self) -> AsyncIterator[str]:
         """Yield the program's lines until it ends.
 
         Raises EngineError if the connection breaks or the program is silent for too long, ProgramProtocolError and
@@ -113,15 +113,15 @@ class LineStream:
             if noise > _MAX_NOISE:
                 raise ProgramProtocolError("The sandbox's login shell writes too much output.")
 
-    def say(self, line: str) -> None:
-        """Send a line soon, in the order of the calls. If that fails, `lines` ends."""
-        if self.unsent_size <= UNSENT:  # otherwise `lines` is about to end
+    def send_line(self, line: str) -> None:
+        """Send a line soon, in the order of the calls. If that fails, `read_lines` ends."""
+        if self.unsent_size <= UNSENT:  # otherwise `read_lines` is about to end
             self.unsent.append(line)
             self.unsent_size += len(line)
         self._to_send.set()
 
     async def drain(self) -> None:
-        """Wait until few lines are unsent, first come, first served. Call it before `say` for everything that is long."""
+        """Wait until few lines are unsent, first come, first served. Call it before `send_line` for everything that is long."""
         async with self._turn:
             while self.unsent_size >= QUEUED:
                 self._sent.clear()

@@ -144,7 +144,7 @@ async def test_standard_error_is_made_storable(engine: SandboxEngine, sandbox: E
     assert "\0" not in ran.stderr
     assert ran.stderr.startswith("a\ufffdb\ufffd[1m\ufffd")
     assert ran.stderr.endswith("\ufffd\tc\r\né")
-    assert programs.storable("é🙂\ud800\udfff\x7f\x85\u2028") == "é🙂\ufffd\ufffd\ufffd\ufffd\u2028"
+    assert programs.replace_control_characters("é🙂\ud800\udfff\x7f\x85\u2028") == "é🙂\ufffd\ufffd\ufffd\ufffd\u2028"
 
 
 @pytest.mark.parametrize("profile", [b"exit 3\n", b"printf() { :; }\n", b"kill -9 $$\n"])

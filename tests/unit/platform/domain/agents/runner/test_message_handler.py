@@ -23,7 +23,7 @@ from sandyard.platform.domain.sandboxes.model import utc_now
 from tests.unit.platform.domain.agents.test_repository import create_turn
 
 
-class Shaky:
+class FailingDatabase:
     """Dependencies whose database fails a few times after everything was written."""
 
     def __init__(self, database: Database, times: int) -> None:
@@ -43,7 +43,7 @@ class Shaky:
 async def test_repeated_lines_count_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_REQUESTS", 2)
     await create_turn(database)
-    handler = MessageHandler(cast(AgentRunnerDeps, Shaky(database, 5)), "r")
+    handler = MessageHandler(cast(AgentRunnerDeps, FailingDatabase(database, 5)), "r")
     line = b'{"jsonrpc": "2.0", "id": 1, "method": "fs/read_text_file", "params": {}}'
     lines: Any = [(len(line), line)]
     for _ in range(5):
@@ -63,10 +63,10 @@ class Watched:
         self._real = database
 
     def get_fault(self, turn_id: str) -> None:
-        """There is no fault."""
+        """Return None: there is no fault."""
 
     async def get_usage(self, **_: Any) -> None:
-        """Nothing is used."""
+        """Return no usage."""
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -181,7 +181,7 @@ class Failing(Watched):
         return self._fault
 
     async def get_usage(self, **_: Any) -> None:
-        """No usage."""
+        """Return no usage."""
 
 
 async def turn_after(database: Database, deps: Failing, *lines: dict[str, Any]) -> Turn:

@@ -47,7 +47,7 @@ class Flaky:
         return "done"
 
 
-class Still:
+class InstantClock:
     """A clock that never waits and records how long it should have."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Still:
 
 
 async def test_three_attempts_with_pauses_of_1_to_10_seconds() -> None:
-    clock, call = Still(), Flaky(EngineUnreachableError(), EngineTimeoutError())
+    clock, call = InstantClock(), Flaky(EngineUnreachableError(), EngineTimeoutError())
     assert await retry_transient_errors("info", call, clock=clock, idempotent=True) == "done"
     assert call.calls == 3
     assert len(clock.slept) == 2
@@ -95,7 +95,7 @@ def test_backoff_grows_with_jitter_up_to_limit() -> None:
     ],
 )
 async def test_does_not_retry_permanent_errors(error: Exception) -> None:
-    clock, call = Still(), Flaky(error)
+    clock, call = InstantClock(), Flaky(error)
     with pytest.raises(type(error)):
         await retry_transient_errors("create", call, clock=clock, idempotent=True)
     assert (call.calls, clock.slept) == (1, [])
@@ -105,7 +105,7 @@ async def test_retries_non_idempotent_call_only_if_unsent() -> None:
     async def attempts(error: EngineError) -> int:
         call = Flaky(error)
         with contextlib.suppress(EngineError):
-            await retry_transient_errors("fork", call, clock=Still(), idempotent=False)
+            await retry_transient_errors("fork", call, clock=InstantClock(), idempotent=False)
         return call.calls
 
     assert await attempts(EngineTimeoutError()) == 1
@@ -125,7 +125,7 @@ async def test_waits_by_given_clock() -> None:
 
 @pytest.mark.parametrize("error", [None, ConnectError(Code.CANCELED, "Request was cancelled")])
 async def test_honors_cancellation_swallowed_by_sdk(error: Exception | None) -> None:
-    clock, answer = Still(), asyncio.get_running_loop().create_future()
+    clock, answer = InstantClock(), asyncio.get_running_loop().create_future()
     transport = EngineTransport(EngineConfig(Secret("e2b_key")), CircuitBreaker(clock), clock)
 
     async def call() -> str:
@@ -145,7 +145,7 @@ async def test_honors_cancellation_swallowed_by_sdk(error: Exception | None) -> 
 
 
 async def test_sdk_timeout_is_not_cancellation() -> None:
-    clock = Still()
+    clock = InstantClock()
     transport = EngineTransport(EngineConfig(Secret("e2b_key")), CircuitBreaker(clock), clock)
 
     async def call() -> str:
@@ -173,7 +173,7 @@ async def test_disconnects_abandoned_terminal(verb: str) -> None:
             await answer
         return SimpleNamespace(pid=1, wait=forever, disconnect=disconnect)
 
-    transport = EngineTransport(EngineConfig(Secret("e2b_key")), CircuitBreaker(Still()), Still())
+    transport = EngineTransport(EngineConfig(Secret("e2b_key")), CircuitBreaker(InstantClock()), InstantClock())
     pty = SimpleNamespace(create=swallowing, connect=swallowing)
     sandbox: Any = SimpleNamespace(sandbox_id="box", pty=pty)
     transport.remember(sandbox)

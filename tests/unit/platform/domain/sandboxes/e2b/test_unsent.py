@@ -16,11 +16,11 @@ async def test_limits_unread_input(monkeypatch: pytest.MonkeyPatch) -> None:
     transport: Any = None
     stream = streams.LineStream(transport)
     for _ in range(100):
-        stream.say("x" * 100)
+        stream.send_line("x" * 100)
     assert len(stream.unsent) == 11
     await stream.process.receive("anything\n")
     with pytest.raises(EngineError, match="does not read"):
-        await anext(stream.lines())
+        await anext(stream.read_lines())
     assert len(stream.take_batch()) == 11 * 101
     assert stream.unsent_size == 0
 
@@ -38,7 +38,7 @@ async def test_busy_stream_yields_to_others() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    said = stream.lines()
+    said = stream.read_lines()
     for _ in range(10_000):
         await anext(said)
     task.cancel()
@@ -49,7 +49,7 @@ async def test_busy_stream_yields_to_others() -> None:
 async def test_data_arriving_with_cancellation_does_not_undo_it(kind: str) -> None:
     transport: Any = None
     stream = streams.LineStream(transport) if kind == "lines" else RelayStream(transport, 30)
-    said = stream.lines() if isinstance(stream, streams.LineStream) else stream.frames()
+    said = stream.read_lines() if isinstance(stream, streams.LineStream) else stream.frames()
 
     async def hear() -> None:
         async for _ in said:

@@ -72,7 +72,7 @@ class Dialler:
         """Connect to a host by name. Raises RefusedError."""
         found = await self._resolve(host)
         if not found:
-            raise RefusedError(502, f"The name {host} does not resolve.")
+            raise RefusedError(502, f"The name {host} could not be resolved. Check its spelling.")
         await self._admit(sandbox, host, found)
         reason = ""
         for address in list(found)[:_MAX_ADDRESSES]:

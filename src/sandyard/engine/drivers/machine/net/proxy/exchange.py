@@ -208,8 +208,8 @@ class Exchange:
     async def _forward_raw(self, server: _Side) -> None:
         """Forward bytes unparsed until either side ends, after a protocol switch."""
         tasks = [
-            asyncio.ensure_future(_copy_stream(one.http.trailing_data[0], one.reader, other.writer))
-            for one, other in ((self._client, server), (server, self._client))
+            asyncio.ensure_future(_copy_stream(side.http.trailing_data[0], side.reader, other.writer))
+            for side, other in ((self._client, server), (server, self._client))
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

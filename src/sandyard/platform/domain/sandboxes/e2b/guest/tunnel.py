@@ -2,9 +2,11 @@
 
     python3 -I -S tunnel.py MARK PORT [FOLDER]
 
+MARK is printed first, so that the platform can skip what the login shell has written before.
+
 The sandbox cannot and need not reach the platform: the platform runs this program through the SDK and exchanges lines of JSON with it on its
 standard input and output. This process only connects them to a daemon, which it starts if there is none. The daemon listens on 127.0.0.1 and
-outlives both the bridge and the platform: requests wait in it while they are not served. When the bridge breaks, requests whose response has
+outlives both the bridge and the platform: requests wait in it until they are served. When the bridge breaks, requests whose response has
 started are cut off, and so are those for MCP servers, which may have had effects; all others are offered to the next bridge.
 
 To the platform: `hello` (the port), `req` (a complete request, with its size), `body` (the requested bytes of it), `ack` (bytes of a
@@ -133,10 +135,10 @@ def start_daemon(folder: str, port: int) -> None:
 
 
 def detach(keep: int) -> None:
-    """Close all inherited descriptors except `keep`."""
-    nothing = os.open(os.devnull, os.O_RDWR)
+    """Close all inherited descriptors except `keep`, and leave the working directory."""
+    null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
-        os.dup2(nothing, number)
+        os.dup2(null, number)
     os.closerange(3, keep)
     os.closerange(keep + 1, 1024)
     os.chdir("/")
@@ -288,7 +290,7 @@ class RequestHead:
     def is_chunked(self) -> bool:
         codings = self.get_values("transfer-encoding")
         if codings and (self.get_values("content-length") or [word.strip().lower() for word in codings] != ["chunked"]):
-            raise RequestError(400, "A body must be either chunked or have a length.")
+            raise RequestError(400, "A request body needs either Transfer-Encoding: chunked or a Content-Length.")
         return bool(codings)
 
     @property
@@ -296,7 +298,7 @@ class RequestHead:
         lengths = set(self.get_values("content-length")) or {"0"}
         text = lengths.pop()
         if lengths or not (text.isdigit() and len(text) < 16):
-            raise RequestError(400, "The length of the body is not a number.")
+            raise RequestError(400, "The request has an invalid Content-Length.")
         if int(text) > BODY_LIMIT:
             raise RequestError(413, "The body is larger than %d MiB." % (BODY_LIMIT >> 20))
         return int(text)
@@ -321,7 +323,7 @@ async def read_head(client: AgentConnection) -> RequestHead:
             raise RequestError(431, "The request headers are too long.")
         name, colon, value = line.decode("latin-1").partition(":")
         if not colon or not name or name != name.strip():
-            raise RequestError(400, "A header has no name.")
+            raise RequestError(400, "The request has an invalid header.")
         headers.append((name.lower(), value.strip()))
 
 
@@ -350,7 +352,7 @@ class PlatformLink:
         self.tasks: "set[asyncio.Future[Any]]" = set()
 
     async def send(self, **frame: "Any") -> None:
-        """Send a frame. Raises OSError if the link is broken; the frame is then sent again to the next one or dropped."""
+        """Send a frame. Raises OSError if the link is broken; the caller sends the frame again on the next link, or drops it."""
         async with self._write_lock:
             self._writer.write(json.dumps(frame).encode("ascii") + b"\n")
             await self._writer.drain()

@@ -8,7 +8,7 @@ import time
 
 from sandyard.platform.domain.sandboxes.e2b.guest.relay.journal import BASES, journal_folders, make_base, write_file
 from sandyard.platform.domain.sandboxes.e2b.guest.relay.leftovers import end_orphans
-from sandyard.platform.domain.sandboxes.e2b.guest.relay.output import LiveOutput, Stream, encode, say
+from sandyard.platform.domain.sandboxes.e2b.guest.relay.output import LiveOutput, Stream, encode, write_line
 from sandyard.platform.domain.sandboxes.e2b.guest.relay.signals import signal
 
 SPARE_LIMIT = 16 << 20  # limit of output in a journal in memory
@@ -83,7 +83,7 @@ class RelayedCommand:
             self.pid = self.spawn()
         except OSError as error:  # no process could be started
             self.store_result('{"reason":"not_started"}')
-            say(":f processes " + encode(error.strerror or ""))
+            write_line(":f processes " + encode(error.strerror or ""))
             return
         self.live = LiveOutput()
         self.duration = 0.0

@@ -21,9 +21,9 @@ def end_orphans(marker: str, root: int) -> int:
     while found and time.monotonic() - began < SWEEP_LONGEST:
         number = signal.SIGTERM if time.monotonic() - began < SWEEP_GRACE else signal.SIGKILL
         for pid in found:
-            for one in (number, signal.SIGCONT):
+            for signal_number in (number, signal.SIGCONT):
                 try:
-                    os.kill(pid, one)
+                    os.kill(pid, signal_number)
                 except OSError:
                     pass
         time.sleep(0.1)
@@ -85,6 +85,6 @@ def find_listening_sockets() -> "set[bytes]":
 def is_server(pid: int, sockets: "set[bytes]") -> bool:
     folder = b"/proc/%d/fd" % pid
     try:
-        return any(os.readlink(os.path.join(folder, one)) in sockets for one in os.listdir(folder))
+        return any(os.readlink(os.path.join(folder, name)) in sockets for name in os.listdir(folder))
     except OSError:
         return False

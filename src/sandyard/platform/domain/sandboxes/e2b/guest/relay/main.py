@@ -18,7 +18,7 @@ from sandyard.platform.domain.sandboxes.e2b.guest.relay.journal import (
     relay_pid,
     write_file,
 )
-from sandyard.platform.domain.sandboxes.e2b.guest.relay.output import CHUNK, LIVE_LIMIT, encode, fetch_line, say
+from sandyard.platform.domain.sandboxes.e2b.guest.relay.output import CHUNK, LIVE_LIMIT, encode, fetch_line, write_line
 from sandyard.platform.domain.sandboxes.e2b.guest.relay.signals import signal
 
 FOLLOW_INTERVAL = 0.05
@@ -31,12 +31,12 @@ def start(spec: "list[str]") -> None:
         try:
             os.chdir(spec[2])
         except OSError as error:
-            say(":f cwd " + encode(error.strerror or ""))
+            write_line(":f cwd " + encode(error.strerror or ""))
             return
     try:
         folder = claim(spec[0])
         if folder is None:
-            say(":x")
+            write_line(":x")
             follow(spec[0], 0, 0)
             return
         try:
@@ -46,7 +46,7 @@ def start(spec: "list[str]") -> None:
                 raise
             relay = RelayedCommand(spec, claim_spare(spec[0], error), True)
     except OSError as error:
-        say((":f full " if error.errno in FULL else ":f broken ") + encode(str(error)))
+        write_line((":f full " if error.errno in FULL else ":f broken ") + encode(str(error)))
         return
     relay.run()
 
@@ -69,12 +69,12 @@ class JournalTail:
         size = os.fstat(self.fd).st_size
         if size - self.offset > LIVE_LIMIT and is_open_file(os.path.join(folder, self.name), self.fd):
             self.offset = size
-            say(fetch_line(self.number, size, folder))
+            write_line(fetch_line(self.number, size, folder))
         while self.offset < size:
             data = os.pread(self.fd, min(CHUNK, size - self.offset), self.offset)
             if not data:
                 return
-            say(":%d %d %s" % (self.number, self.offset, binascii.b2a_base64(data).decode("ascii").strip()))
+            write_line(":%d %d %s" % (self.number, self.offset, binascii.b2a_base64(data).decode("ascii").strip()))
             self.offset += len(data)
 
 
@@ -93,25 +93,25 @@ def follow(name: str, out: int, err: int) -> None:
                 file.send_new(folder)
         now = time.monotonic()
         if result is not None:
-            say(":e " + result)
+            write_line(":e " + result)
             return
         if folder is None:
-            say(':e {"reason":"not_started"}')
+            write_line(':e {"reason":"not_started"}')
             return
         if alive:
             seen = now
         elif os.path.exists(os.path.join(folder, "claimed")):
-            say(':e {"reason":"not_started"}')
+            write_line(':e {"reason":"not_started"}')
             return
         elif now - seen > ORPHAN_GRACE:
-            say(':e {"reason":"%s"}' % ("lost" if has_started(folder) else "not_started"))
+            write_line(':e {"reason":"%s"}' % ("lost" if has_started(folder) else "not_started"))
             return
         if now - began > FOLLOW_LONGEST:
-            say(":a")
+            write_line(":a")
             return
         if now - beat > HEARTBEAT:
             beat = now
-            say(":h")
+            write_line(":h")
         time.sleep(FOLLOW_INTERVAL)
 
 
@@ -119,7 +119,7 @@ def prevent_start(name: str) -> None:
     folder = claim(name)
     if folder is not None:
         write_file(os.path.join(folder, "claimed"), b"")
-    say(":r " + ("yes" if folder is not None else "no"))
+    write_line(":r " + ("yes" if folder is not None else "no"))
 
 
 def kill(name: str) -> None:
@@ -135,7 +135,7 @@ def kill(name: str) -> None:
             os.kill(pid, signal.SIGTERM)
         except OSError:
             pid = None
-    say(":r " + ("yes" if pid else "no"))
+    write_line(":r " + ("yes" if pid else "no"))
 
 
 def forget(names: "list[str]") -> None:
@@ -146,7 +146,7 @@ def forget(names: "list[str]") -> None:
             os.rmdir(folder)
         except OSError:
             pass
-    say(":r yes")
+    write_line(":r yes")
 
 
 def read_spec(arguments: "list[str]") -> "list[str]":
@@ -161,7 +161,7 @@ def read_spec(arguments: "list[str]") -> "list[str]":
 
 def main(arguments: "list[str]") -> None:
     mark, verb, arguments = arguments[0], arguments[1], arguments[1:]
-    say("\n:: " + mark)
+    write_line("\n:: " + mark)
     if verb == "start":
         start(read_spec(arguments[1:]))
     elif verb == "follow":

@@ -18,7 +18,7 @@ def encode(text: str) -> str:
     return binascii.b2a_base64(text.encode("utf-8", "surrogateescape")).decode("ascii").strip()
 
 
-def say(line: str) -> None:
+def write_line(line: str) -> None:
     data = line.encode("ascii") + b"\n"
     while data:
         data = data[os.write(1, data) :]

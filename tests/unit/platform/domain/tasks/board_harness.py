@@ -25,7 +25,7 @@ from sandyard.platform.domain.users.model import Principal
 from tests.unit.platform.world import Person, World, opened
 
 
-class StillAttempts:
+class IdleAttempts:
     """Creates and ends rows like the real attempts, and runs nothing."""
 
     def __init__(self, world: World) -> None:
@@ -94,7 +94,7 @@ class StillAttempts:
             return [(row, place, "It is about to start.") for place, row in enumerate(await session.scalars(query), 1)]
 
 
-class FewAgents:
+class StubAgents:
     async def profile(self, owner_id: str, name: str) -> Profile:
         if name not in ("demo", "opencode"):
             raise InvalidInputError(f"There is no agent {name!r}; there are demo and opencode.")
@@ -102,12 +102,12 @@ class FewAgents:
 
 
 @dataclass
-class Desk:
+class BoardHarness:
     world: World
     owner: Person
     member: Person
     project: Project
-    attempts: StillAttempts
+    attempts: IdleAttempts
     tasks: Tasks
     made: list[Task] = field(default_factory=list)
 
@@ -115,11 +115,13 @@ class Desk:
     def me(self) -> Principal:
         return self.owner.principal
 
-    async def card(self, title: str = "Fix the login", *, needs: list[Task] | None = None, start: bool = False) -> Task:
+    async def create_task(
+        self, title: str = "Fix the login", *, needs: list[Task] | None = None, start: bool = False
+    ) -> Task:
         needed = [task.id for task in needs or []]
         return await self.tasks.create(self.me, self.project.id, TaskFields(title=title), needs=needed, start=start)
 
-    async def session(self, status: str, *, project_id: str | None = None) -> str:
+    async def create_session(self, status: str, *, project_id: str | None = None) -> str:
         """Create a session of the owner's whose sandbox has this status, and return its id."""
         common = {
             "owner_id": self.me.user_id,
@@ -139,19 +141,19 @@ class Desk:
         settings = ProjectSettings.model_validate({"tasks": tasks})
         self.project = await self.world.projects.update(self.me, self.project.id, settings=settings)
 
-    async def titles(self, column: Column) -> list[str]:
+    async def list_titles(self, column: Column) -> list[str]:
         page = await self.tasks.list(self.me, PageRequest(200), project_id=self.project.id, status=column)
         return [task.title for task in page.items]
 
-    async def status(self, task: Task) -> Column:
+    async def get_status(self, task: Task) -> Column:
         return Column((await self.tasks.get(self.me, task.id)).status)
 
-    async def attempts_of(self, task: Task) -> list[Attempt]:
+    async def list_attempts(self, task: Task) -> list[Attempt]:
         async with self.world.database.reading() as session:
             query = select(Attempt).where(Attempt.task_id == task.id).order_by(Attempt.number)
             return list(await session.scalars(query))
 
-    async def becomes(self, task: Task, attempt: AttemptStatus, status: Column) -> None:
+    async def set_status(self, task: Task, attempt: AttemptStatus, status: Column) -> None:
         """Set the status as if the work had reached this point."""
         async with self.world.database.transaction() as tx:
             await tx.session.execute(update(Attempt).where(Attempt.task_id == task.id).values(status=attempt))
@@ -159,7 +161,7 @@ class Desk:
             assert row is not None
             await self.tasks.advance(tx, row, status)
 
-    async def fails(self, task: Task, reason: str) -> None:
+    async def fail_attempts(self, task: Task, reason: str) -> None:
         """Set the status as if all attempts had failed."""
         async with self.world.database.transaction() as tx:
             failed = {"status": AttemptStatus.FAILED, "error": reason}
@@ -169,27 +171,27 @@ class Desk:
             row.error = reason
             tx.emit("task.updated", owner_id=row.created_by, project_id=row.project_id, task_id=row.id, error=reason)
 
-    async def settle(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until nothing is left to start automatically."""
         while len(self.tasks.background):
             assert await self.tasks.background.wait(20)
 
-    async def told(self, *kinds: str) -> list[Event]:
+    async def list_events(self, *kinds: str) -> list[Event]:
         return [event for event in await self.world.emitted() if event.kind in kinds]
 
 
 @asynccontextmanager
-async def opened_desk(world: World) -> AsyncIterator[Desk]:
+async def open_board_harness(world: World) -> AsyncIterator[BoardHarness]:
     owner, member = await world.person("olga"), await world.person("mo")
     project = await world.projects.create(owner.principal, "website")
     await world.projects.add_member(owner.principal, project.id, member.principal.user_id)
-    attempts = StillAttempts(world)
-    tasks = Tasks(world.database, world.projects, attempts, FewAgents(), world.clock)
-    yield Desk(world, owner, member, project, attempts, tasks)
+    attempts = IdleAttempts(world)
+    tasks = Tasks(world.database, world.projects, attempts, StubAgents(), world.clock)
+    yield BoardHarness(world, owner, member, project, attempts, tasks)
     await tasks.close()
 
 
 @asynccontextmanager
-async def desk_in(folder: Path) -> AsyncIterator[Desk]:
-    async with opened(folder) as world, opened_desk(world) as made:
+async def open_board_harness_in(folder: Path) -> AsyncIterator[BoardHarness]:
+    async with opened(folder) as world, open_board_harness(world) as made:
         yield made

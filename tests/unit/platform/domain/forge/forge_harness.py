@@ -62,7 +62,7 @@ BASE_URL = "https://github.com/acme/website/pull"
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class Hub:
+class ScriptedGitHub:
     """GitHub's side of one repository."""
 
     def __init__(self, bare: Path) -> None:
@@ -77,7 +77,7 @@ class Hub:
         self.fault: Callable[[str], None] = lambda verb: None
         self._minutes = 0
 
-    def say(self, number: int, remark: Remark | None = None, **changes: Any) -> None:
+    def add_activity(self, number: int, remark: Remark | None = None, **changes: Any) -> None:
         """Add an activity on GitHub."""
         self._minutes += 1
         known = self.pulls[number]
@@ -104,7 +104,7 @@ class Hub:
         if found is not None:
             assert found.number is not None
             given = {name: value for name in ("title", "body", "draft") if (value := getattr(draft, name)) is not None}
-            self.say(found.number, labels=tuple(dict.fromkeys((*found.labels, *draft.labels))), **given)
+            self.add_activity(found.number, labels=tuple(dict.fromkeys((*found.labels, *draft.labels))), **given)
             return replace(self.pulls[found.number], remarks=()), False
         number = len(self.pulls) + 1
         self.pulls[number] = Pull(
@@ -147,22 +147,22 @@ class Hub:
         if self.pulls[number].head_commit != head_commit:
             raise ForgeRefusedError("The branch has moved.")
         self.merges.append({"method": method, "title": title, "message": message})
-        self.say(number, state=PullState.MERGED, merged_at=self.now())
+        self.add_activity(number, state=PullState.MERGED, merged_at=self.now())
         self.fault("merged")
         return "m" * 40
 
     async def mark_ready(self, number: int) -> None:
-        self.say(number, draft=False)
+        self.add_activity(number, draft=False)
 
     async def close(self, number: int) -> None:
-        self.say(number, state=PullState.CLOSED)
+        self.add_activity(number, state=PullState.CLOSED)
 
 
 @dataclass
-class Doors:
+class ScriptedForgeAccess:
     """Access to the forge. The test decides whether it is GitHub."""
 
-    hub: Hub
+    github: ScriptedGitHub
     kind: ForgeKind = ForgeKind.GITHUB
     refused: SandyardError | None = None
     waits: list[float] = field(default_factory=list)
@@ -170,17 +170,17 @@ class Doors:
     def get_forge(self, project: Project) -> ForgeKind:
         return self.kind
 
-    async def get_github_repository(self, project: Project, *, max_wait_s: float = 60) -> Hub:
+    async def get_github_repository(self, project: Project, *, max_wait_s: float = 60) -> ScriptedGitHub:
         self.waits.append(max_wait_s)
         if self.refused is not None:
             raise self.refused
-        return self.hub
+        return self.github
 
     async def get_credential(self, project: Project) -> None:
         return None
 
     async def get_budget(self, project: Project) -> Budget | None:
-        return self.hub.left
+        return self.github.left
 
 
 class Repositories:
@@ -235,11 +235,11 @@ class Pushes:
 
 
 @dataclass
-class Desk:
+class ForgeHarness:
     world: World
     pulls: PullRequests
-    hub: Hub
-    doors: Doors
+    github: ScriptedGitHub
+    access: ScriptedForgeAccess
     git: Pushes
     mirrors: Mirrors
     project: Project
@@ -262,29 +262,29 @@ class Desk:
     async def open(self, caller: Principal | None = None, **wanted: Any) -> tuple[PullRequest, bool]:
         return await self.pulls.open(caller or self.worker, self.sandbox_id, **wanted)
 
-    async def kinds(self) -> list[str]:
-        return [event.kind.removeprefix("pull_request.") for event in await self.told()]
+    async def list_event_kinds(self) -> list[str]:
+        return [event.kind.removeprefix("pull_request.") for event in await self.list_events()]
 
-    async def told(self) -> list[Event]:
+    async def list_events(self) -> list[Event]:
         return [event for event in await self.world.emitted() if event.kind.startswith("pull_request.")]
 
-    async def rows(self) -> list[PullRequest]:
+    async def list_rows(self) -> list[PullRequest]:
         async with self.world.database.reading() as session:
             return list(await session.scalars(select(PullRequest).order_by(PullRequest.id)))
 
-    async def messages(self) -> list[Message]:
+    async def list_messages(self) -> list[Message]:
         async with self.world.database.reading() as session:
             return list(await session.scalars(select(Message).order_by(Message.id)))
 
-    def branches(self) -> set[str]:
+    def list_branches(self) -> set[str]:
         """Return the branches on the remote."""
         return set(git(self.bare, "for-each-ref", "--format=%(refname:short)", "refs/heads").split())
 
-    async def settings(self, **forge: Any) -> None:
+    async def configure(self, **forge: Any) -> None:
         settings = ProjectSettings.model_validate({"forge": forge})
         self.project = await self.world.projects.update(self.owner, self.project.id, settings=settings)
 
-    async def another(self, branch: str) -> str:
+    async def create_sandbox(self, branch: str) -> str:
         """Create a sandbox of the same project on another branch."""
         return await _checkout(
             self.world, self.worker, self.project.id, None, branch, git(self.work, "rev-parse", "HEAD")
@@ -292,7 +292,7 @@ class Desk:
 
 
 @contextlib.asynccontextmanager
-async def opened(world: World, folder: Path) -> AsyncIterator[Desk]:
+async def open_forge_harness(world: World, folder: Path) -> AsyncIterator[ForgeHarness]:
     owner, worker = [(await world.person(name)).principal for name in ("olga", "wim")]
     bare, work = folder / "acme" / "website.git", folder / "work"
     made, base = _repositories()
@@ -307,26 +307,39 @@ async def opened(world: World, folder: Path) -> AsyncIterator[Desk]:
     session_id = await _session(world, worker, project.id, task.id)
     sandbox_id = await _checkout(world, worker, project.id, session_id, "task-1", base)
     mirrors = Mirrors(Git(world.settings.git_dir, timeout_s=60), world.settings)
-    hub = Hub(bare)
-    doors, pushes = Doors(hub), Pushes(world, mirrors, work, bare)
+    github = ScriptedGitHub(bare)
+    access, pushes = ScriptedForgeAccess(github), Pushes(world, mirrors, work, bare)
     pulls = PullRequests(
         world.database,
         pushes,  # type: ignore[arg-type]
-        doors,  # type: ignore[arg-type]
+        access,  # type: ignore[arg-type]
         mirrors,
         world.projects,
         world.settings,
         world.clock,
     )
-    yield Desk(
-        world, pulls, hub, doors, pushes, mirrors, project, owner, worker, sandbox_id, session_id, task.id, work, bare
+    yield ForgeHarness(
+        world,
+        pulls,
+        github,
+        access,
+        pushes,
+        mirrors,
+        project,
+        owner,
+        worker,
+        sandbox_id,
+        session_id,
+        task.id,
+        work,
+        bare,
     )
 
 
 @functools.cache
 def _repositories() -> tuple[Path, str]:
     """Return a bare repository with one commit on `main`, a clone of it on `task-1`, both to be copied, and the commit."""
-    folder = Path(tempfile.mkdtemp(prefix="sandyard-desk-"))
+    folder = Path(tempfile.mkdtemp(prefix="sandyard-forge-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     bare, work = folder / "bare", folder / "work"
     git(folder, "init", "-q", "--bare", "--template=", "-b", "main", str(bare))

@@ -96,7 +96,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @dataclass
-class Yard:
+class PlatformHarness:
     services: Services
     clock: MovableClock
     engine_proxy: EngineProxy
@@ -192,9 +192,9 @@ async def until(condition: Callable[[], Awaitable[Any]], what: str) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def open_yard(
+async def open_platform(
     folder: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch, clock: MovableClock | None = None, **settings: Any
-) -> AsyncIterator[Yard]:
+) -> AsyncIterator[PlatformHarness]:
     """Open a platform. A second time in the same folder, it is the same platform after a restart."""
     clock = clock or MovableClock()
     monkeypatch.setattr(wiring, "SystemClock", lambda: clock)
@@ -215,18 +215,18 @@ async def open_yard(
             async with asyncio.timeout(DEADLINE):
                 await services.maintenance.reconciled.wait()
                 await services.maintenance.wait()
-            yard = Yard(services, clock, engine_proxy, ROOT)
+            platform = PlatformHarness(services, clock, engine_proxy, ROOT)
             users = (await services.users.list(ROOT, PageRequest())).items
             owner = next((user for user in users if user.name == "owner"), None)
-            yard.owner = Principal(owner.id, "owner", "member", "test") if owner else await yard.person("owner")
-            yield yard
+            platform.owner = Principal(owner.id, "owner", "member", "test") if owner else await platform.person("owner")
+            yield platform
     finally:
         await engine_proxy.stop()
 
 
-async def kill_sandboxes(yard: Yard) -> None:
+async def kill_sandboxes(platform: PlatformHarness) -> None:
     """Kill all sandboxes of this platform in the engine."""
-    if not yard.engine_proxy.is_running:
-        await yard.reconnect_engine()
-    for engine_id in await yard.list_engine_ids():
-        await yard.services.engine.kill(engine_id)
+    if not platform.engine_proxy.is_running:
+        await platform.reconnect_engine()
+    for engine_id in await platform.list_engine_ids():
+        await platform.services.engine.kill(engine_id)
