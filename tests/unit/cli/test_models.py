@@ -162,6 +162,13 @@ def test_a_failure_suggests_a_command(ready: Server) -> None:
     )
 
 
+@pytest.mark.parametrize("code", ["remote_refused", "forge_unauthorized", "forge_forbidden"])
+def test_a_refused_credential_suggests_how_to_replace_it(code: str) -> None:
+    attempt = {"id": "att_1", "number": 1, "agent": "claude", "status": "failed", "errorCode": code, "error": WRONG}
+    task = {"id": "tsk_1", "projectId": "prj_1", "attempts": [attempt]}
+    assert "To replace the project's token or key: sandyard project token prj_1" in list(describe_end(task))
+
+
 def test_providers_are_tested_and_removed_by_name(ready: Server) -> None:
     assert json.loads(run("model", "test", "claude", "-o", "json").stdout) == GOOD
     assert run("model", "remove", "claude").exit_code == 0
