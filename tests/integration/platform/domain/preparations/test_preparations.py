@@ -216,7 +216,9 @@ async def test_the_sandbox_that_installs_an_agent_is_not_accessible(harness: Pre
     assert await installing_task != "base"
 
 
-async def test_maintenance_does_not_start_the_sandbox_before_the_agent_is_installed(harness: PreparationHarness) -> None:
+async def test_maintenance_does_not_start_the_sandbox_before_the_agent_is_installed(
+    harness: PreparationHarness,
+) -> None:
     """It would be created from the template without the agent, which would be installed a second time."""
     services = harness.yard.services
     wait = "until [ -e /tmp/go ]; do sleep 0.05; done; mkdir ~/.tool"
@@ -254,9 +256,7 @@ async def test_installing_the_agent_in_the_prepared_sandbox_is_reported(
     monkeypatch.setattr(harness.yard.services.preparations.agent_snapshots, "ensure", keep_template)
     made = await harness.prepare(TOOL)
     async with harness.yard.services.database.reading() as session:
-        events = await session.scalars(
-            select(Event).where(Event.kind == "preparation.progress").order_by(Event.seq)
-        )
+        events = await session.scalars(select(Event).where(Event.kind == "preparation.progress").order_by(Event.seq))
         reported = [event.data["what"] for event in events]
     assert reported[2:4] == ["checked out", "installing Tool"]
     await wait_until_builder_is_gone(harness, made)
