@@ -1,4 +1,7 @@
-"""Suggest a command when a turn, a task or a test failed because of its model or its project's token. The web has buttons for the same error codes."""
+"""Suggest a command when a turn, a task or a test failed because of its model or its project's token.
+
+The web has buttons for the same error codes.
+"""
 
 from __future__ import annotations
 

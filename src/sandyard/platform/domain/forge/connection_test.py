@@ -29,8 +29,8 @@ from sandyard.platform.domain.repositories.remote import Remote
 from sandyard.platform.domain.users.model import Principal
 
 _TOKEN, _REPOSITORY, _API_URL = "token", "repository", "apiUrl"
-_READ_ONLY_TOKEN = "The token can read the repository but not push to it. Enter a token with write access."
-_READ_ONLY_KEY = "The SSH key can read the repository but not push to it. Give the key write access on the remote."
+_CANNOT_PUSH_BY_HTTP = "The token can read the repository but not push to it. Enter a token with write access."
+_CANNOT_PUSH_BY_SSH = "The SSH key can read the repository but not push to it. Give the key write access on the remote."
 _DRAFT = "draft"
 """The id of a mirror that is never created: a draft is tested against its remote only."""
 
@@ -233,9 +233,14 @@ class ConnectionTest:
                 self._add("push", False, error.message)
                 return
             # a server that refuses a read-only key closes the connection
-            self._add("push", False, f"{_READ_ONLY_KEY} {error.message}", _REPOSITORY)
+            self._add("push", False, f"{_CANNOT_PUSH_BY_SSH} {error.message}", _REPOSITORY)
         except RemoteRefusedError:
-            self._add("push", False, _READ_ONLY_KEY if is_ssh else _READ_ONLY_TOKEN, _REPOSITORY if is_ssh else _TOKEN)
+            self._add(
+                "push",
+                False,
+                _CANNOT_PUSH_BY_SSH if is_ssh else _CANNOT_PUSH_BY_HTTP,
+                _REPOSITORY if is_ssh else _TOKEN,
+            )
         except SandyardError as error:
             self._add("push", False, error.message, _get_field(error))
         else:
