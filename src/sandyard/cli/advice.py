@@ -25,8 +25,13 @@ _CREDENTIAL_CODES = {"remote_refused", "forge_unauthorized", "forge_forbidden"}
 """The remote or the forge did not accept the project's token or key."""
 
 
-def get_advice(code: object, *, project_id: object = None) -> str | None:
-    """Return the advice for an error code, or None if there is none. `project_id` is the project of the task that failed."""
+def get_advice(code: object, *, project_id: object = None, preset: object = None) -> str | None:
+    """Return the advice for an error code, or None if there is none.
+
+    `project_id` is the project of the task that failed, and `preset` the model provider that the error names as missing.
+    """
+    if code == NO_MODEL and isinstance(preset, str) and preset.isprintable():
+        return f"To add the model provider: sandyard model add {shlex.quote(preset)}"
     if code in _CREDENTIAL_CODES and project_id is not None:
         return f"To replace the project's token or key: sandyard project token {shlex.quote(str(project_id))}"
     return _ADVICE.get(str(code))

@@ -155,6 +155,8 @@ def test_a_failure_suggests_a_command(ready: Server) -> None:
     problem = {"code": "no_model", "detail": "Claude Code needs a model, and no Anthropic API key is set up."}
     ready.on("POST", "/agents/claude/test", Reply(409, problem))
     assert "To add a model provider: sandyard model add PROVIDER" in run("agent", "test", "claude").stderr
+    ready.on("POST", "/agents/claude/test", Reply(409, {**problem, "preset": "anthropic"}))
+    assert "To add the model provider: sandyard model add anthropic\n" in run("agent", "test", "claude").stderr
     attempt = {"id": "att_1", "number": 1, "agent": "claude", "status": "failed", "errorCode": "model_key_refused"}
     task = {"id": "tsk_1", "attempts": [{**attempt, "error": WRONG}]}
     assert "To change the API key: sandyard model set-key PROVIDER (list them with: sandyard model list)" in list(
