@@ -206,8 +206,8 @@ def _select_pull_requests() -> Select[PullRequest]:
 
 async def _load_rounds(session: AsyncSession, attempts: Sequence[str]) -> Mapping[str, list[Round]]:
     found: dict[str, list[Round]] = {}
-    for attempt_id, *found_round in (await session.execute(_ROUNDS, {"attempts": attempts})).all():
-        number, began, ended, is_open = found_round
+    rows = (await session.execute(_ROUNDS, {"attempts": attempts})).all()
+    for attempt_id, number, began, ended, is_open in rows:
         found.setdefault(attempt_id, []).append((number, began, ended, bool(is_open)))
     return found
 
