@@ -142,9 +142,23 @@ class Client:
     def _raise_for_status(self, response: httpx.Response) -> None:
         if not response.is_error and not response.is_redirect:
             return
-        if response.status_code == 401 and self.login.token is None:
+        if _is_from_engine(response):
+            raise NotSandyardError(
+                f"{self.login.url} is the API of the engine. The platform usually listens on the port before it."
+            )
+        is_login = response.request.url.path == f"{API}/login"  # then the name or the password is wrong
+        if response.status_code == 401 and self.login.token is None and not is_login:
             raise NotLoggedInError(f"Not logged in to {self.login.url}. Run `sandyard login {self.login.url}`.")
         raise _to_api_error(response)
+
+
+def _is_from_engine(response: httpx.Response) -> bool:
+    """Return whether the engine sent this error, in the format of the E2B API: `{"code": 401, "message": …}`."""
+    try:
+        body = response.json()
+    except ValueError:
+        return False
+    return isinstance(body, dict) and isinstance(body.get("code"), int) and "message" in body and "detail" not in body
 
 
 def _to_api_error(response: httpx.Response) -> ApiError:

@@ -92,6 +92,7 @@ def _login_by_token(server: config.Login, token: str | None) -> config.Login:
     elif token is None:
         token = _prompt_token(server)
     if not (token := token.strip()):
+        _check_server(server)
         raise CommandError(
             "The token is empty. `sandyard up` printed one on its first start; `sandyard api-key create` creates more."
         )
@@ -104,9 +105,14 @@ def _prompt_token(server: config.Login) -> str:
     """Prompt for a token after checking that the server responds. Without a terminal, read the first line of standard input."""
     if not sys.stdin.isatty():
         return sys.stdin.readline()
+    _check_server(server)
+    return str(click.prompt("Token", hide_input=True, err=True))
+
+
+def _check_server(server: config.Login) -> None:
+    """Raise NoResponseError if the server does not respond or is not Sandyard's platform."""
     with connect(server) as client, contextlib.suppress(ApiError, NotLoggedInError):
         client.get("/me")
-    return str(click.prompt("Token", hide_input=True, err=True))
 
 
 def _login_by_password(server: config.Login, name: str) -> config.Login:

@@ -108,7 +108,8 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
         except SandyardError as error:
             echo(f"sandyard: {error.message}", err=True)
-            if (advice := get_advice(getattr(error, "problem_code", None))) is not None:
+            preset = getattr(error, "details", {}).get("preset")
+            if (advice := get_advice(getattr(error, "problem_code", None), preset=preset)) is not None:
                 echo(advice, err=True)
             sys.exit(getattr(error, "exit_code", 1))
         except (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:

@@ -88,6 +88,38 @@ def test_a_refused_connection_suggests_sandyard_up(monkeypatch: pytest.MonkeyPat
     assert "sandyard up" in result.stderr
 
 
+def test_a_wrong_password_is_reported_as_such(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SANDYARD_TOKEN")
+    monkeypatch.setenv("SANDYARD_PASSWORD", "wrong")
+    server.on("POST", "/login", problem(401, "wrong_login", "The name or the password is wrong"))
+    result = run("login", server.url, "--name", "admin")
+    assert result.exit_code == 4
+    assert "sandyard: The name or the password is wrong.\n" in result.stderr
+    assert "Not logged in" not in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("--token", "sy_x"), ("--name", "admin"), ()])
+def test_login_to_the_engine_names_the_mistake(
+    server: Server, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.delenv("SANDYARD_TOKEN")
+    monkeypatch.setenv("SANDYARD_PASSWORD", "x")
+    reply = Reply(401, {"code": 401, "message": "The API key is missing."})
+    server.on("GET", "/me", reply)
+    server.on("POST", "/login", reply)
+    result = run("login", server.url, *arguments)
+    assert result.exit_code == 5
+    assert "is the API of the engine. The platform usually listens on the port before it." in result.stderr
+
+
+def test_login_without_a_token_to_an_unreachable_server_reports_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        result = run("login", f"http://127.0.0.1:{unused.getsockname()[1]}")
+    assert result.exit_code == 5
+    assert "Could not connect to" in result.stderr
+
+
 def test_a_missing_token_suggests_sandyard_login(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SANDYARD_TOKEN")
     server.on("GET", "/sessions", problem(401, "unauthenticated", "The token is missing."))

@@ -155,11 +155,20 @@ def test_a_failure_suggests_a_command(ready: Server) -> None:
     problem = {"code": "no_model", "detail": "Claude Code needs a model, and no Anthropic API key is set up."}
     ready.on("POST", "/agents/claude/test", Reply(409, problem))
     assert "To add a model provider: sandyard model add PROVIDER" in run("agent", "test", "claude").stderr
+    ready.on("POST", "/agents/claude/test", Reply(409, {**problem, "preset": "anthropic"}))
+    assert "To add the model provider: sandyard model add anthropic\n" in run("agent", "test", "claude").stderr
     attempt = {"id": "att_1", "number": 1, "agent": "claude", "status": "failed", "errorCode": "model_key_refused"}
     task = {"id": "tsk_1", "attempts": [{**attempt, "error": WRONG}]}
     assert "To change the API key: sandyard model set-key PROVIDER (list them with: sandyard model list)" in list(
         describe_end(task)
     )
+
+
+@pytest.mark.parametrize("code", ["remote_refused", "forge_unauthorized", "forge_forbidden"])
+def test_a_refused_credential_suggests_how_to_replace_it(code: str) -> None:
+    attempt = {"id": "att_1", "number": 1, "agent": "claude", "status": "failed", "errorCode": code, "error": WRONG}
+    task = {"id": "tsk_1", "projectId": "prj_1", "attempts": [attempt]}
+    assert "To replace the project's token or key: sandyard project token prj_1" in list(describe_end(task))
 
 
 def test_providers_are_tested_and_removed_by_name(ready: Server) -> None:

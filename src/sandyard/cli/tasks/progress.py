@@ -274,10 +274,12 @@ def describe_end(task: Any, number: int | None = None) -> Iterator[str]:
     elif attempts and all(attempt["status"] in {"failed", "cancelled"} for attempt in attempts):
         if any(attempt.get("errorCode") == "permission_refused" for attempt in attempts):
             yield f"To allow this and continue: sandyard task allow {name}"
-        yield from dict.fromkeys(filter(None, (get_advice(attempt.get("errorCode")) for attempt in attempts)))
+        project_id = task.get("projectId")
+        advice = (get_advice(attempt.get("errorCode"), project_id=project_id) for attempt in attempts)
+        yield from dict.fromkeys(filter(None, advice))
         if any(attempt.get("errorCode") == "verify_failed" for attempt in attempts):
             yield f"To see the output of the verify command: sandyard task logs {name}"
-            yield f"To change the verify command: sandyard project set {shlex.quote(str(task.get('projectId')))} --verify COMMAND"
+            yield f"To change the verify command: sandyard project set {shlex.quote(str(project_id))} --verify COMMAND"
             yield f"To continue with another agent: sandyard task retry {name} --agent NAME"
         yield f"To retry: sandyard task retry {name}"
     if task.get("error") and not any(attempt.get("error") for attempt in attempts):

@@ -25,12 +25,15 @@ from sandyard.platform.domain.forge.addresses import explain_missing_pull_reques
 from sandyard.platform.domain.projects import credentials as credential_service
 from sandyard.platform.domain.projects import sample, service
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
+from sandyard.platform.domain.sandboxes.service import check_template_exists
 
 router = api_router("projects")
 Projects = Annotated[service.Projects, inject("projects")]
 Agents = Annotated[catalogue.AgentCatalogue, inject("agents")]
 Samples = Annotated[sample.Samples, inject("samples")]
 ConnectionTests = Annotated[connection_test.ConnectionTests, inject("connection_tests")]
+Engine = Annotated[SandboxEngine, inject("engine")]
 Credentials = Annotated[credential_service.Credentials, inject("credentials")]
 ProjectId = Annotated[str, id_in_path("project", "prj_0mh3k7a1x2abcdefghij")]
 MemberId = Annotated[str, id_in_path("user", "usr_0mh3k7a1x2abcdefghij")]
@@ -163,6 +166,7 @@ async def create_project(
     credentials: Credentials,
     tests: ConnectionTests,
     agents: Agents,
+    engine: Engine,
 ) -> ProjectView:
     drafts = await asyncio.to_thread(body.make_drafts)  # validate before anything is created
     project = await projects.draft(
@@ -170,6 +174,8 @@ async def create_project(
     )
     if body.test:
         await tests.check_draft(project, drafts)
+    if project.template is not None:
+        await check_template_exists(engine, project.template)
     project = await projects.store(project)
     add_audit_detail(request, target=project.id)
     if drafts:
@@ -210,6 +216,7 @@ async def update_project(
     projects: Projects,
     tests: ConnectionTests,
     agents: Agents,
+    engine: Engine,
     test: Annotated[
         bool,
         Query(
@@ -223,6 +230,10 @@ async def update_project(
     if test:
         tested = {name: given[name] for name in ("repository", "base_branch", "settings") if name in given}
         await tests.check_api(await projects.draft_update(caller, project_id, **tested))
+    if body.settings is not None and (template := body.settings.template) is not None:
+        before = await projects.get_changeable(caller, project_id)
+        if template != before.template:
+            await check_template_exists(engine, template)
     return await make_view(agents, await projects.update(caller, project_id, **given))
 
 

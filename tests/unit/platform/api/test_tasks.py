@@ -323,13 +323,13 @@ async def test_schedules(board: BoardClient) -> None:
 
 
 async def test_task_shows_why_it_was_not_started(board: BoardClient) -> None:
-    desk, mo = board.desk, board.desk.member.principal
+    harness, mo = board.harness, board.harness.member.principal
     first = await board.create_task("first")
     fields = TaskFields(title="later")
-    later = await desk.tasks.create(mo, desk.project.id, fields, needs=[first["id"]], start=True)
-    await desk.world.projects.remove_member(desk.me, desk.project.id, mo.user_id)
+    later = await harness.tasks.create(mo, harness.project.id, fields, needs=[first["id"]], start=True)
+    await harness.world.projects.remove_member(harness.me, harness.project.id, mo.user_id)
     await board.post(f"/tasks/{first['id']}/move", status="done")
-    await desk.settle()
+    await harness.wait_until_idle()
     for shown in (await board.get(f"/tasks/{later.id}"), (await board.get("/tasks", status="backlog"))["items"][0]):
         assert (shown["status"], shown["startWhenReady"]) == ("backlog", False)
         assert "no longer has access to the project" in shown["startError"]

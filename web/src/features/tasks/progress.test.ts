@@ -84,3 +84,17 @@ it("does not show a step stopped by a user as failed", () => {
 it("does not show a step as running after its attempt ended", () => {
   expect(progressOf(attempt("cancelled", 1, [step(1, 1, "setup", "running")]))[0]?.status).toBe("failed");
 });
+
+it("does not show steps of an earlier round as those of a round that was stopped before them", () => {
+  const first = ["setup", "provision", "checkout", "agent", "verify"].map((name, index) => step(1, index + 1, name));
+  const steps = [
+    ...first,
+    step(1, 6, "commit", "failed", "No space"),
+    step(2, 1, "provision"),
+    step(2, 2, "checkout"),
+    step(2, 3, "agent", "failed", "Cancelled"),
+  ];
+  const made = describeSteps(attempt("failed", 2, steps));
+  expect(made.slice(0, 3)).toEqual(["setup done", "provision done", "checkout done"]);
+  expect(made.slice(4)).toEqual(["verify ahead", "commit ahead", "push ahead", "pull_request ahead"]);
+});

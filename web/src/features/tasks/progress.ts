@@ -38,8 +38,9 @@ export function progressOf(attempt: Attempt): Progress[] {
   return ORDER.map(([name, label], place) => {
     const all = steps.filter((one) => one.name === name);
     const own = all.filter((one) => one.round === attempt.round);
-    const shown =
-      own.length || (busy && place > reached) ? own : all.filter((one) => one.round === all[all.length - 1]?.round);
+    // A round that was stopped or failed did not come further, even if an earlier one did.
+    const ahead = place > reached && (busy || attempt.status === "failed");
+    const shown = own.length || ahead ? own : all.filter((one) => one.round === all[all.length - 1]?.round);
     const last = shown[shown.length - 1];
     const running = last?.status === "running" && busy;
     // After a failed check, the agent runs again and the steps after it are repeated.

@@ -13,7 +13,7 @@ from sandyard.platform.db.models.git import (
 from sandyard.platform.db.models.projects import Project, ProjectMember
 from sandyard.platform.db.models.records import Audit, Event, Setting, StoredSecret
 from sandyard.platform.db.models.sandboxes import Command, Sandbox, Terminal
-from sandyard.platform.db.models.sessions import Message, Session, Turn
+from sandyard.platform.db.models.sessions import UNTITLED, Message, Session, Turn
 from sandyard.platform.db.models.tasks import (
     AgentSnapshot,
     Attempt,
@@ -27,6 +27,7 @@ from sandyard.platform.db.models.tasks import (
 from sandyard.platform.db.models.users import ApiToken, Login, Ticket, User
 
 __all__ = [
+    "UNTITLED",
     "Agent",
     "AgentInput",
     "AgentRun",

@@ -12,7 +12,8 @@ class TextPart(TypedDict):
     text: str
     source: NotRequired[str]
     """`agents.model.PLATFORM` if no person wrote it."""
-    about: NotRequired[Literal["task", "failure"]]
+    about: NotRequired[Literal["task", "failure", "resume"]]
+    """`resume`: it asks the agent to continue after an interruption."""
 
 
 class ThoughtPart(TypedDict):

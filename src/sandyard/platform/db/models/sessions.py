@@ -12,6 +12,9 @@ from sandyard.platform.db.base import Base, Id, ShortText, belongs_to, may_refer
 from sandyard.platform.db.models.message_parts import MessagePart
 from sandyard.platform.db.types import Json
 
+UNTITLED = "Untitled session"
+"""The title of a session without a title, until its first message."""
+
 
 class Session(Base):
     __tablename__ = "sessions"

@@ -45,6 +45,8 @@ class MessageToAgent(TypedDict):
     automatic: bool
     about: NotRequired[str]
     """The subject of the round's commit, if it is not taken from the prompt."""
+    resume: NotRequired[bool]
+    """It asks the agent to continue after an interruption."""
 
 
 class RoundInput(TypedDict, total=False):

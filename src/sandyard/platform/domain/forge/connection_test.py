@@ -22,13 +22,15 @@ from sandyard.platform.domain.projects.credentials import CredentialDraft, Crede
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.repositories.error_translation import clean_line
-from sandyard.platform.domain.repositories.errors import RemoteRefusedError
+from sandyard.platform.domain.repositories.errors import RemoteRefusedError, RemoteUnreachableError
 from sandyard.platform.domain.repositories.mirror import Mirror, Mirrors
 from sandyard.platform.domain.repositories.model import Credential
 from sandyard.platform.domain.repositories.remote import Remote
 from sandyard.platform.domain.users.model import Principal
 
 _TOKEN, _REPOSITORY, _API_URL = "token", "repository", "apiUrl"
+_CANNOT_PUSH_BY_HTTP = "The token can read the repository but not push to it. Enter a token with write access."
+_CANNOT_PUSH_BY_SSH = "The SSH key can read the repository but not push to it. Give the key write access on the remote."
 _DRAFT = "draft"
 """The id of a mirror that is never created: a draft is tested against its remote only."""
 
@@ -107,15 +109,19 @@ class ConnectionTest:
         if forge is ForgeKind.PLAIN:
             note = explain_missing_pull_requests(self._project)
             self._add("forge", True, note or "A plain Git remote: branches are pushed without pull requests.")
-        await self._check_repository(remote, credential, default)
+        is_readable = await self._check_repository(remote, credential, default)
+        if forge is ForgeKind.PLAIN and is_readable and credential is not None:
+            await self._check_plain_push(remote, credential)
         return self._findings
 
     async def run_api(self) -> list[Finding]:
-        """Test only whether the forge's API responds for the repository."""
+        """Test only whether the forge's API responds for the repository and lets the credential push."""
         try:
-            await self._get_permissions()
+            github, permissions = await self._get_permissions()
         except SandyardError as error:
             self._add_api_error(error)
+        else:
+            self._check_push_permission(github, permissions)
         return self._findings
 
     async def _check_credential(self, remote: Remote) -> Credential | None:
@@ -159,8 +165,7 @@ class ConnectionTest:
             return None
         expires = await self._access.get_token_expiry(self._project)
         self._add("api", True, "GitHub responds." + (f" The token expires at {expires[:40]}." if expires else ""))
-        can_push, detail = _check_push(github, permissions)
-        self._add("push", can_push, detail, None if can_push or permissions.archived else _TOKEN)
+        self._check_push_permission(github, permissions)
         budget = await github.get_budget()
         if budget is not None:
             self._add("budget", not budget.low, _describe_budget(budget))
@@ -173,6 +178,10 @@ class ConnectionTest:
     async def _get_permissions(self) -> tuple[GitHubRepository, Permissions]:
         github = await self._access.get_github_repository(self._project, max_wait_s=0)
         return github, await github.get_permissions()
+
+    def _check_push_permission(self, github: GitHubRepository, permissions: Permissions) -> None:
+        can_push, detail = _check_push(github, permissions)
+        self._add("push", can_push, detail, None if can_push or permissions.archived else _TOKEN)
 
     def _add_api_error(self, error: SandyardError) -> None:
         """Add a finding about an API error. If an API URL was entered, the finding names it, because it may be wrong."""
@@ -191,14 +200,15 @@ class ConnectionTest:
             )
         self._add("api", False, message, _API_URL if field != _TOKEN else field)
 
-    async def _check_repository(self, remote: Remote, credential: Credential | None, default: str | None) -> None:
+    async def _check_repository(self, remote: Remote, credential: Credential | None, default: str | None) -> bool:
+        """Check the repository and the base branch. Returns whether the repository can be read."""
         try:
             heads = await self._mirror.list_remote_branches(remote, credential)
         except SandyardError as error:
             # the SSH key or the path was refused, which is entered with the repository
             refused = isinstance(error, RemoteRefusedError) and remote.kind != "http"
             self._add("repository", False, error.message, _REPOSITORY if refused else _get_field(error))
-            return
+            return False
         self._add(
             "repository", True, f"{remote.url} responds and has {len(heads)} branch{'' if len(heads) == 1 else 'es'}."
         )
@@ -211,6 +221,30 @@ class ConnectionTest:
             missing = f"There is no branch {base}." if base else "The repository has no branches. Push a first commit."
             available = f" Available: {', '.join(sorted(heads)[:10])}." if heads else ""
             self._add("base_branch", False, missing + available, "baseBranch")
+        return True
+
+    async def _check_plain_push(self, remote: Remote, credential: Credential) -> None:
+        """Check that the credential, which can read, can also push."""
+        is_ssh = remote.kind == "ssh"
+        try:
+            await self._mirror.check_push_access(remote, credential)
+        except RemoteUnreachableError as error:
+            if not is_ssh:
+                self._add("push", False, error.message)
+                return
+            # a server that refuses a read-only key closes the connection
+            self._add("push", False, f"{_CANNOT_PUSH_BY_SSH} {error.message}", _REPOSITORY)
+        except RemoteRefusedError:
+            self._add(
+                "push",
+                False,
+                _CANNOT_PUSH_BY_SSH if is_ssh else _CANNOT_PUSH_BY_HTTP,
+                _REPOSITORY if is_ssh else _TOKEN,
+            )
+        except SandyardError as error:
+            self._add("push", False, error.message, _get_field(error))
+        else:
+            self._add("push", True, f"The {'SSH key' if is_ssh else 'token'} can push.")
 
     def _add(self, what: str, ok: bool, detail: str, field: str | None = None) -> None:
         # may repeat what the forge sent, such as the name of a branch

@@ -57,9 +57,17 @@ class ModelUser(Protocol):
 
 
 class NoModelError(ConflictError):
-    """No model is configured that this agent can use."""
+    """No model is configured that this agent can use. `preset`: the only one that would change that."""
 
     code = "no_model"
+
+    def __init__(self, message: str | None = None, *, preset: str | None = None) -> None:
+        super().__init__(message)
+        self._preset = preset
+
+    @property
+    def extra(self) -> Mapping[str, object]:
+        return {} if self._preset is None else {"preset": self._preset}
 
 
 class ModelUnknownError(NoModelError):

@@ -334,9 +334,11 @@ def choose_model(
         if api in SUPPORTED_APIS[ModelApi(provider.kind)]
     ]
     if not matching:
-        titles = [preset.title for preset in list_presets() if preset.serves(profile)]
-        if len(titles) == 1:
-            raise NoModelError(f"{profile.title} needs a model, but no {titles[0]} API key is set up.")
+        presets = [preset for preset in list_presets() if preset.serves(profile)]
+        titles = [preset.title for preset in presets]
+        if len(presets) == 1:
+            message = f"{profile.title} needs a model, but no {titles[0]} API key is set up."
+            raise NoModelError(message, preset=presets[0].name)
         names = f": {', '.join(titles[:-1])} or {titles[-1]}" if titles else ""
         raise NoModelError(f"{profile.title} needs a model, but no provider is set up that it can use{names}.")
     if model is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -74,8 +75,7 @@ class Builder:
         )
         await report("checked out", shallow=list(checkout.shallow), lacks=list(checkout.warnings))
         if spec.profile.install is not None:
-            async with self.lifecycle.using(sandbox) as engine_id:
-                await self.install(self.lifecycle.engine, engine_id, spec.profile, self.settings, lambda _: None)
+            await self._install_agent(sandbox, spec.profile, report)
         if not spec.profile.apis:  # otherwise its files depend on the session's model
             launch = spec.profile.launch(LaunchRequest(HOME, CHECKOUT_FOLDER))
             async with self.lifecycle.using(sandbox) as engine_id:
@@ -107,6 +107,20 @@ class Builder:
                     engine_id, *(command_entry["commandId"] for command_entry in entries)
                 )
             return await self.lifecycle.engine.create_snapshot(engine_id)
+
+    async def _install_agent(self, sandbox: Sandbox, profile: Profile, report: ReportProgress) -> None:
+        """Install the agent unless it is there. Usually the sandbox was created from a snapshot that has it."""
+        reports: list[asyncio.Task[None]] = []
+
+        def report_start(_: str) -> None:
+            if not reports:
+                reports.append(asyncio.ensure_future(report(f"installing {profile.title}")))
+
+        async with self.lifecycle.using(sandbox) as engine_id:
+            try:
+                await self.install(self.lifecycle.engine, engine_id, profile, self.settings, report_start)
+            finally:
+                await asyncio.gather(*reports)
 
     async def _start(self, caller: Principal, sandbox: Sandbox, command: Command, new: NewCommand) -> CommandRow:
         try:

@@ -181,8 +181,6 @@ class Preparations:
             row.base_branch, row.base_commit = spec.base_branch, spec.base_commit
             row.snapshot = row.error = row.error_code = row.finished_at = None
             row.used_at, row.detail = now, _make_detail(recipe)
-            tx.add(sandbox)
-            tx.emit("sandbox.provisioning", **get_sandbox_event_fields(sandbox), template=sandbox.template)
             tx.emit(
                 "preparation.started",
                 **get_preparation_event_fields(row),
@@ -220,9 +218,8 @@ class Preparations:
                 caller.user_id, spec.profile, spec.template, report_installation
             )
             self.builds[row.id].installing = None
-            await retry_while_database_unavailable(
-                lambda: self._lifecycle.repository.set_fields(sandbox.id, template=agent_snapshot), "preparation"
-            )
+            sandbox.template = agent_snapshot
+            await retry_while_database_unavailable(lambda: self._add_sandbox(row.id, sandbox), "preparation")
             self._lifecycle.provision(sandbox.id)
             snapshot = await self._builder.build(caller, project, sandbox, spec=spec, recipe=recipe, report=report)
             seconds = round(time.monotonic() - started, 1)
@@ -243,6 +240,15 @@ class Preparations:
             raise failure from error
         self._tasks.spawn(self._clean_up(row.id, sandbox.id))  # in the background
         return ready
+
+    async def _add_sandbox(self, preparation_id: str, sandbox: Sandbox) -> None:
+        """Store the sandbox, but only once its template is known, because maintenance provisions every stored one."""
+        async with self._database.transaction() as tx:
+            if await tx.session.get(Preparation, preparation_id) is None:  # its project was deleted
+                raise _make_not_found(preparation_id)
+            if await tx.session.get(Sandbox, sandbox.id) is None:
+                tx.add(sandbox)
+                tx.emit("sandbox.provisioning", **get_sandbox_event_fields(sandbox), template=sandbox.template)
 
     async def _clean_up(self, preparation_id: str, sandbox_id: str) -> None:
         try:

@@ -249,6 +249,10 @@ class Mirror(BareRepository):
     async def get_remote_branch(self, remote: Remote, credential: Credential | None, branch: str) -> str | None:
         return await RemoteConnection(self, remote, credential).get_ref(HEADS + branch)
 
+    async def check_push_access(self, remote: Remote, credential: Credential | None) -> None:
+        """Check that the remote lets the credential start a push. Writes nothing and needs no mirror. See `push.check_push_access`."""
+        await push.check_push_access(self.git, remote, credential)
+
     async def push(
         self,
         remote: Remote,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from sandyard.kit.logging import get_logger
@@ -23,6 +25,7 @@ from sandyard.platform.domain.repositories.errors import (
     RemoteRejectedError,
     RemoteUnreachableError,
 )
+from sandyard.platform.domain.repositories.git_process import Git
 from sandyard.platform.domain.repositories.model import Credential, Progress
 from sandyard.platform.domain.repositories.remote import Remote
 
@@ -33,6 +36,8 @@ _PAUSES = (1.0, 4.0)
 _MAX_REASON_LENGTH = 500
 _MAX_FILE_BYTES = 1 << 20
 """Maximum size of a file that git writes during a push. A server that speaks the smart HTTP protocol needs none."""
+_NO_REFS = "refs/sandyard/none/*"
+_CHECK_TIMEOUT_S, _CHECK_MEMORY_BYTES = 60.0, 512 << 20
 T = TypeVar("T")
 
 
@@ -110,6 +115,22 @@ class RemoteConnection:
         raise RemoteRejectedError(
             append_quote(f"The remote rejected the push ({reason}).", extract_server_message(result.stderr))
         )
+
+
+async def check_push_access(git: Git, remote: Remote, credential: Credential | None) -> None:
+    """Check that the remote lets the credential start a push. Sends nothing. Raises the errors of Git.run.
+
+    A server that checks permissions only when it receives commits passes.
+    """
+    with tempfile.TemporaryDirectory(prefix="sandyard-push-") as name:
+        folder = Path(name)
+        await git.run("init", "--quiet", "--bare", name, cwd=folder)
+        await git.run(
+            # the pattern matches no ref, so that there is nothing to push
+            *(f"--git-dir={name}", "push", "--dry-run", "--porcelain", "--", remote.url, f"{_NO_REFS}:{_NO_REFS}"),
+            cwd=folder, remote=remote, credential=credential, timeout_s=_CHECK_TIMEOUT_S, memory=_CHECK_MEMORY_BYTES,
+            max_file_size=_MAX_FILE_BYTES,
+        )  # fmt: skip
 
 
 async def push(

@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement, func, not_, or_, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from sandyard.kit.errors import InvalidInputError, NotFoundError, SandyardError
+from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import AgentSnapshot, Preparation, Project, Sandbox, Session, Task
 from sandyard.platform.db.models.sandboxes import UsageSample
@@ -21,7 +22,9 @@ from sandyard.platform.domain.projects import service as projects
 from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.e2b import (
     DeniedConnection,
+    EngineError,
     FileEntry,
+    SandboxEngine,
     SandboxNotFoundError,
     SandboxNotRunningError,
 )
@@ -40,6 +43,22 @@ from sandyard.platform.settings import PlatformSettings
 T = TypeVar("T")
 FIRST_FILES = PageRequest(limit=1000)
 _TEMPLATE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/:@+-]*")
+
+
+_TEMPLATE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/-]*")
+_E2B_TEMPLATE_ID = re.compile(r"[a-z0-9]{20}")
+log = get_logger(__name__)
+
+
+class TemplateMissingError(InvalidInputError):
+    """The engine has no such template."""
+
+    def __init__(self, template: str) -> None:
+        super().__init__(f"The engine has no template {template!r}. Check the name, or create the template first.")
+
+    @property
+    def extra(self) -> Mapping[str, object]:
+        return {"errors": [{"field": "settings.template", "message": self.message}]}
 
 
 class TooLargeError(SandyardError):
@@ -294,6 +313,23 @@ async def check_template(
                     f"template: {template!r} contains files of a project. Use it in a session or sandbox of that project "
                     "(projectId), where its settings apply."
                 )
+
+
+async def check_template_exists(engine: SandboxEngine, template: str) -> None:
+    """Raise TemplateMissingError if the engine says that it has no such template.
+
+    Names with a tag and ids of E2B Cloud are not checked, because it can't be asked about those of other users. Nothing is checked while
+    the engine does not respond.
+    """
+    if not _TEMPLATE_NAME.fullmatch(template) or _E2B_TEMPLATE_ID.fullmatch(template):
+        return
+    try:
+        exists = await engine.has_template(template)
+    except EngineError as error:
+        log.info("template_not_checked", template=template, reason=error.message)
+        return
+    if not exists:
+        raise TemplateMissingError(template)
 
 
 async def is_work_snapshot(database: Database, template: str) -> bool:

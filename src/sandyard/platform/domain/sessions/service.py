@@ -15,6 +15,7 @@ from sandyard.kit.ids import ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import (
+    UNTITLED,
     Checkout,
     Checkpoint,
     GitOperation,
@@ -146,7 +147,7 @@ class Sessions:
             owner_id=principal.user_id,
             project_id=project_id,
             task_id=task_id,
-            title=title or "Untitled session",
+            title=title or UNTITLED,
             agent=agent,
             model=model,
             mode=mode,

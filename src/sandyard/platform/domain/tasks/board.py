@@ -385,7 +385,12 @@ class Tasks:
             project, task = await self._lock_task(tx, caller, attempt.task_id)
             await tx.session.refresh(attempt)  # it may have been retried before the board was locked
             if task.status in _ACTIVE_COLUMNS and attempt.status == AttemptStatus.FAILED:
-                said: MessageToAgent = {"words": write_allowance(titles), "by": caller.name, "automatic": False}
+                said: MessageToAgent = {
+                    "words": write_allowance(titles),
+                    "by": caller.name,
+                    "automatic": False,
+                    "resume": True,
+                }
                 await self._continue_attempts(tx, project, task, attempt.id, said)
         self._attempts.nudge()
         return True

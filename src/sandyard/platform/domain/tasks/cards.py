@@ -145,8 +145,8 @@ class Cards:
         ]
 
 
-Round = tuple[int, datetime, datetime | None]
-"""Its number, when its first step started, and when its last step ended."""
+Round = tuple[int, datetime, datetime | None, bool]
+"""Its number, when its first step started, when its last finished step ended, and whether a step has not ended."""
 
 
 def compute_working_time(row: Attempt, rounds: Sequence[Round], now: datetime) -> tuple[float | None, datetime | None]:
@@ -154,9 +154,11 @@ def compute_working_time(row: Attempt, rounds: Sequence[Round], now: datetime) -
     if row.started_at is None:
         return None, None
     before, current = timedelta(), None
-    for number, began, ended in rounds:
+    for number, began, ended, is_open in rounds:
         if number == row.round and row.status == AttemptStatus.RUNNING:
             current = began
+        elif number == row.round and is_open:  # it was cancelled, and its step ends soon
+            before += max(timedelta(), (row.finished_at or now) - began)
         else:
             before += max(timedelta(), (ended or began) - began)
     if current is None:
@@ -170,7 +172,13 @@ _TASK_IDS: BindParameter[str] = bindparam("tasks", expanding=True)
 _ATTEMPT_IDS: BindParameter[str] = bindparam("attempts", expanding=True)
 _SESSION_IDS: BindParameter[str] = bindparam("sessions", expanding=True)
 _ROUNDS = (
-    select(Step.attempt_id, Step.round, func.min(Step.started_at), func.max(Step.finished_at))
+    select(
+        Step.attempt_id,
+        Step.round,
+        func.min(Step.started_at),
+        func.max(Step.finished_at),
+        func.count() > func.count(Step.finished_at),
+    )
     .where(Step.attempt_id.in_(_ATTEMPT_IDS))
     .group_by(Step.attempt_id, Step.round)
 )
@@ -200,8 +208,9 @@ def _select_pull_requests() -> Select[PullRequest]:
 
 async def _load_rounds(session: AsyncSession, attempts: Sequence[str]) -> Mapping[str, list[Round]]:
     found: dict[str, list[Round]] = {}
-    for attempt_id, number, began, ended in (await session.execute(_ROUNDS, {"attempts": attempts})).all():
-        found.setdefault(attempt_id, []).append((number, began, ended))
+    rows = (await session.execute(_ROUNDS, {"attempts": attempts})).all()
+    for attempt_id, number, began, ended, is_open in rows:
+        found.setdefault(attempt_id, []).append((number, began, ended, bool(is_open)))
     return found
 
 

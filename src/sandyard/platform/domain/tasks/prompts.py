@@ -23,7 +23,7 @@ def format_message(text: str) -> TextPart:
     return {"type": "text", "text": text}
 
 
-def format_notice(text: str, about: Literal["task", "failure"] = "task") -> TextPart:
+def format_notice(text: str, about: Literal["task", "failure", "resume"] = "task") -> TextPart:
     """Return text from the platform, marked as such for agents that must not follow it literally (`agents/acp/client.py`)."""
     return {"type": "text", "text": text, "source": PLATFORM, "about": about}
 
@@ -54,11 +54,14 @@ def format_task(task: Task, project: Project, branch: str, *, agents_md: bool) -
 
 
 def format_feedback(messages: Sequence[MessageToAgent]) -> list[TextPart]:
-    """Return people's messages and failures reported by the forge."""
-    return [
-        format_notice(message["words"], "failure") if message.get("automatic") else format_message(message["words"])
-        for message in messages
-    ]
+    """Return people's messages, permissions granted later, and failures reported by the forge."""
+    return [_format_feedback_message(message) for message in messages]
+
+
+def _format_feedback_message(message: MessageToAgent) -> TextPart:
+    if message.get("resume"):
+        return format_notice(message["words"], "resume")
+    return format_notice(message["words"], "failure") if message.get("automatic") else format_message(message["words"])
 
 
 def format_failure(command: str, exit_code: int | None, output: str) -> str:
@@ -78,6 +81,8 @@ def format_refusal(reason: str) -> str:
     return f"Your commits could not be published. {reason} Please fix that in this checkout."
 
 
-def format_retry(error: str | None) -> str:
+def format_retry(error: str | None) -> TextPart:
     why = f" It ended with: {error.rstrip().rstrip('.')}." if error else ""
-    return f"The work on this task was interrupted.{why} Look at the existing work, and finish the task."
+    return format_notice(
+        f"The work on this task was interrupted.{why} Look at the existing work, and finish the task.", "resume"
+    )

@@ -378,7 +378,7 @@ class Steps:
             if row.error_code != SandboxRestartedError.code:
                 break
             await self._raise_if_cancelled(context.attempt.id)
-            again = [prompts.format_notice(prompts.format_retry(row.error))]
+            again = [prompts.format_retry(row.error)]
             row = await self._run_turn(context, step_key, f"{turn}/restart-{number}", origin, again)
         row = await self._follow_refusals(context, step_key, row)
         ended = await self._turns.end_leftovers(
@@ -446,7 +446,7 @@ class Steps:
                 return origin, said
             said = [prompts.format_notice(prompts.HANDED_OVER), *said]
         elif kind == RoundKind.RETRY and await self._has_worked(attempt.session_id):
-            said = [prompts.format_notice(prompts.format_retry(attempt.work.get("ended"))), *said]
+            said = [prompts.format_retry(attempt.work.get("ended")), *said]
             if await self._has_worked(attempt.session_id, attempt.agent):
                 return origin, said
         profile = await self._agents.profile(attempt.owner_id, attempt.agent)

@@ -19,6 +19,7 @@ from sandyard.platform.db.models import Project
 from sandyard.platform.domain.forge.access import ForgeAccess
 from sandyard.platform.domain.forge.connection_test import ConnectionTests
 from sandyard.platform.domain.forge.errors import (
+    ConnectionTestFailedError,
     ForgeNotFoundError,
     ForgeRateLimitedError,
     ForgeUnauthorizedError,
@@ -287,9 +288,27 @@ class TestCheck:
         project = await harness.create_project(site.url)
         await harness.put_credentials(project, token=Secret(double.tokens.make("bot").text))
         found = await harness.get_findings(project)
-        assert list(found) == ["credential", "forge", "repository", "base_branch"]
+        assert list(found) == ["credential", "forge", "repository", "base_branch", "push"]
         assert found["credential"] == (True, "Uses a token."), "it need not be stored"
         assert all(ok for ok, _ in found.values()), found
+
+    async def test_a_read_only_token_for_a_plain_remote_fails_the_push_check(
+        self, harness: AccessHarness, double: GitHub, site: Repository
+    ) -> None:
+        project = await harness.create_project(site.url)
+        await harness.put_credentials(project, token=Secret(double.tokens.make("bot", write=False).text))
+        found = await harness.get_findings(project)
+        assert {what for what, (ok, _) in found.items() if not ok} == {"push"}
+        assert found["push"][1].startswith("The token can read the repository but not push to it.")
+        assert await harness.get_failed_fields(project) == {"push": "token"}
+
+    async def test_the_api_check_includes_the_permission_to_push(
+        self, harness: AccessHarness, double: GitHub, site: Repository
+    ) -> None:
+        project = await harness.create_project(site.url, apiUrl=double.api_url)
+        await harness.put_credentials(project, token=Secret(double.tokens.make("bot", write=False).text))
+        with pytest.raises(ConnectionTestFailedError, match="'Contents: read and write'"):
+            await harness.tests.check_api(project)
 
     async def test_a_project_without_a_repository_is_reported(self, harness: AccessHarness) -> None:
         found = await harness.get_findings(await harness.create_project(None))

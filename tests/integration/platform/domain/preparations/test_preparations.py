@@ -12,10 +12,11 @@ import pytest
 from sqlalchemy import select
 
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
-from sandyard.platform.db.models import Preparation, Sandbox
-from sandyard.platform.domain.agents.profiles.model import Install
+from sandyard.platform.db.models import Event, Preparation, Sandbox
+from sandyard.platform.domain.agents.profiles.model import Install, Profile
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.preparations.agent_snapshots import INSTALLER_AGENT_ID, SnapshotBuild
+from sandyard.platform.domain.preparations.cleanup import BUILDER_AGENT_ID
 from sandyard.platform.domain.preparations.model import PreparationFailedError
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.model import NewCommand, Status
@@ -213,6 +214,52 @@ async def test_the_sandbox_that_installs_an_agent_is_not_accessible(harness: Pre
     async with services.lifecycle.using(row) as engine_id:
         await services.engine.programs.run(engine_id, ["touch", "/tmp/go"])
     assert await installing_task != "base"
+
+
+async def test_maintenance_does_not_start_the_sandbox_before_the_agent_is_installed(
+    harness: PreparationHarness,
+) -> None:
+    """It would be created from the template without the agent, which would be installed a second time."""
+    services = harness.yard.services
+    wait = "until [ -e /tmp/go ]; do sleep 0.05; done; mkdir ~/.tool"
+    tool = replace(TOOL, install=Install("1", ("test", "-e", "/home/user/.tool"), wait))
+    preparing = asyncio.create_task(harness.prepare(tool))
+
+    async def list_sandboxes(agent_id: str) -> list[Sandbox]:
+        async with services.database.reading() as session:
+            return list(await session.scalars(select(Sandbox).where(Sandbox.agent_id == agent_id)))
+
+    async def is_installing() -> bool:
+        return [row.status for row in await list_sandboxes(INSTALLER_AGENT_ID)] == [Status.RUNNING]
+
+    await until(is_installing, "the agent is being installed")
+    await services.maintenance.reconcile()
+    await services.maintenance.wait()
+    assert not await list_sandboxes(BUILDER_AGENT_ID)
+    (installer,) = await list_sandboxes(INSTALLER_AGENT_ID)
+    async with services.lifecycle.using(installer) as engine_id:
+        await services.engine.programs.run(engine_id, ["touch", "/tmp/go"])
+    made = await preparing
+    (builder,) = await list_sandboxes(BUILDER_AGENT_ID)
+    assert builder.template == await services.preparations.agent_snapshots.find(harness.owner.user_id, tool, "base")
+    await wait_until_builder_is_gone(harness, made)
+
+
+async def test_installing_the_agent_in_the_prepared_sandbox_is_reported(
+    harness: PreparationHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This happens if the project's template is a snapshot of somebody's work."""
+
+    async def keep_template(owner_id: str, profile: Profile, template: str, on_wait: object = None) -> str:
+        return template
+
+    monkeypatch.setattr(harness.yard.services.preparations.agent_snapshots, "ensure", keep_template)
+    made = await harness.prepare(TOOL)
+    async with harness.yard.services.database.reading() as session:
+        events = await session.scalars(select(Event).where(Event.kind == "preparation.progress").order_by(Event.seq))
+        reported = [event.data["what"] for event in events]
+    assert reported[2:4] == ["checked out", "installing Tool"]
+    await wait_until_builder_is_gone(harness, made)
 
 
 async def test_the_sandbox_that_prepares_a_project_is_not_accessible(harness: PreparationHarness) -> None:

@@ -123,7 +123,8 @@ def _parse_texts(blocks: Any) -> "list[Text]":
             ours = meta.get("sandyard") if isinstance(meta, dict) else None
             ours = ours if isinstance(ours, dict) else {}
             personal = "resource" not in block and ours.get("source") is None
-            texts.append(Text(found, personal, ours.get("about") == "failure"))
+            about = ours.get("about")
+            texts.append(Text(found, personal, about == "failure", about == "resume"))
     return texts
 
 

@@ -10,6 +10,7 @@ import threading
 import uuid
 from typing import Any
 
+from .instructions import Step
 from .peer import INVALID_PARAMS, NOT_FOUND, Peer, RpcError
 
 FOLDER = "~/.sandyard-demo"
@@ -35,6 +36,7 @@ class Conversation:
         self.busy = False
         self.answer = ""
         self.fixes: "list[str]" = []
+        self.remaining: "list[Step]" = []
         self._calls = 0
 
     def modes(self) -> "dict[str, Any]":
@@ -50,6 +52,12 @@ class Conversation:
         """Store the instructions to follow after a failure."""
         self.fixes = fixes
         self.keep({"fixes": fixes})
+
+    def change_remaining(self, steps: "list[Step]") -> None:
+        """Store the instructions that are left after an interruption."""
+        if steps != self.remaining:
+            self.remaining = steps
+            self.keep({"remaining": [list(step) for step in steps]})
 
     def cancel(self) -> None:
         self.cancelled.set()
@@ -89,6 +97,8 @@ class Conversation:
                 self.answer = entry["answer"]
             if isinstance(entry.get("fixes"), list):
                 self.fixes = [str(fix) for fix in entry["fixes"]]
+            if isinstance(entry.get("remaining"), list):
+                self.remaining = [Step(*step) for step in entry["remaining"]]
             if replay and isinstance(entry.get("update"), dict):
                 self.update(entry["update"], kept=False)
 

@@ -52,11 +52,12 @@ class StepFailed(Exception):  # noqa: N818 - the tool call has already ended
 
 class Text(NamedTuple):
     """A text of a prompt. `personal`: a person wrote it, so it may contain instructions. `failure`: it describes what
-    to fix."""
+    to fix. `resume`: it asks to continue after an interruption."""
 
     text: str
     personal: bool = True
     failure: bool = False
+    resume: bool = False
 
 
 class Turn:
@@ -71,21 +72,27 @@ class Turn:
     def run(self, texts: "list[Text]") -> str:
         """Handle a prompt and return the stop reason. Raises RpcError if an instruction says so.
 
-        Without instructions, only the first text is answered; the others only explain it.
+        Without instructions, only the first text of a person is answered; the others only explain it. A prompt that no person
+        wrote is never answered.
         """
         conversation = self._conversation
-        found = parse_prompt("\n".join(text.text for text in texts if text.personal))
+        personal = [text.text for text in texts if text.personal]
+        found = parse_prompt("\n".join(personal))
         if found.fixes:
             conversation.change_fixes(found.fixes)
         try:
-            if found.steps:
+            if any(text.resume for text in texts):
+                self._resume(found.steps)
+            elif found.steps:
                 self._follow_steps(found.steps, "")
             elif any(text.failure for text in texts):
                 self._follow_fixes()
             elif found.fixes:
                 self.say(MARK + "Noted what to do when the verify command fails.\n")
+            elif personal or not texts:
+                self._answer_prose(personal[0] if personal else "")
             else:
-                self._answer_prose(texts[0].text if texts else "")
+                self._resume([])
         except Cancelled:
             return "cancelled"
         except TurnEnded as end:
@@ -106,18 +113,37 @@ class Turn:
         self._conversation.change_fixes([])
         self._follow_steps(steps, "Something failed. ")
 
+    def _resume(self, steps: "list[Step]") -> None:
+        """Follow the instructions that an interruption has left, then these."""
+        steps = self._conversation.remaining + steps
+        if steps:
+            self._follow_steps(steps, "Continuing. ")
+        else:
+            self.say(MARK + "I have no instructions left. I changed nothing.\n")
+
     def _run_steps(self, steps: "list[Step]") -> None:
+        """Run the steps. If they are interrupted, the conversation keeps those that are left, and the interrupted one if it can be
+        repeated."""
+        keep = self._conversation.change_remaining
         for number, step in enumerate(steps):
-            self._raise_if_cancelled()
             try:
+                self._raise_if_cancelled()
                 self._run_step(step)
             except PermissionDenied as refused:
+                keep(steps[number:])
                 left = len(steps) - number - 1
                 rest = " The " + str(left) + " after it are skipped." if left else ""
                 self.say("Refused: " + str(refused) + "." + rest + "\n")
                 return
+            except Cancelled:
+                keep(steps[number:])
+                raise
+            except (TurnEnded, RpcError):
+                keep(steps[number + 1 :])
+                raise
             if step.verb != "plan":
                 self._advance_plan()
+        keep([])
         self._advance_plan(all_of_it=True)
         if self._did:
             self.say("Done: " + "; ".join(self._did) + ".\n")
@@ -173,17 +199,21 @@ class Turn:
         words = prompt.strip()
         words = words if len(words) <= QUOTED else words[:QUOTED] + " …"
         quoted = "".join("> " + line + "\n" if line.strip() else ">\n" for line in words.splitlines())
+        note = Step("note", quoted or "> (nothing)\n")
         try:
-            self._write_note(quoted or "> (nothing)\n")
+            self._note(note)
         except PermissionDenied as refused:
+            self._conversation.change_remaining([note])
             self.say("Refused: " + str(refused) + ".\n")
             return
         if self._did:
             self.say("As a demonstration, I wrote your prompt to " + NOTE + ".\n")
 
-    def _write_note(self, text: str) -> None:
+    def _note(self, step: Step) -> None:
+        """Write the prompt of a person to a file. No instruction does this."""
+
         def change(before: "str | None") -> str:
-            return (before.rstrip("\n") + "\n\n" if before else "# What the demo agent was asked\n\n") + text
+            return (before.rstrip("\n") + "\n\n" if before else "# What the demo agent was asked\n\n") + step.text
 
         self._edit_file("Write into " + NOTE, NOTE, change, "wrote into " + NOTE)
 

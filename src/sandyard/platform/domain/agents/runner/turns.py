@@ -16,12 +16,12 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import make_json_storable
 from sandyard.platform.db.database import Database, Transaction
-from sandyard.platform.db.models import AgentInput, AgentRun, Event, Message, Project, Sandbox, Session, Turn
-from sandyard.platform.db.models.message_parts import MessagePart
+from sandyard.platform.db.models import UNTITLED, AgentInput, AgentRun, Event, Message, Project, Sandbox, Session, Turn
+from sandyard.platform.db.models.message_parts import MessagePart, TextPart
 from sandyard.platform.domain.agents.acp.outbox import queue_cancellation
 from sandyard.platform.domain.agents.acp.transcript import next_message_id, to_event_part
 from sandyard.platform.domain.agents.catalogue import find_default_agent
-from sandyard.platform.domain.agents.model import LIVE_RUNS, OPEN_TURNS, Origin, TurnStatus
+from sandyard.platform.domain.agents.model import LIVE_RUNS, OPEN_TURNS, PLATFORM, Origin, TurnStatus
 from sandyard.platform.domain.agents.questions.asks import cancel_pending, resume_turn
 from sandyard.platform.domain.agents.repository import (
     find_last_message_id,
@@ -50,6 +50,8 @@ log = get_logger(__name__)
 POLL_S = 1.0
 MAX_QUEUED = 100
 END_S = 60.0
+MAX_TITLE_CHARACTERS = 60
+"""Maximum length of a session's title that is made from its first message."""
 Parts = Sequence[MessagePart]
 
 
@@ -149,6 +151,9 @@ class AgentTurns:
             row.model = model
         if mode is not None:
             row.mode = mode
+        if row.title == UNTITLED and origin is Origin.PERSON and (title := make_title(parts)):
+            row.title = title
+            tx.emit("session.renamed", **session_fields(row), title=title)
         now = utc_now()
         row.updated_at, row.archived_at = now, None
         message = Message(
@@ -210,7 +215,8 @@ class AgentTurns:
             query = select(Turn.id).where(Turn.session_id == session_id, Turn.status.in_(OPEN_TURNS))
             if (await session.scalars(query.limit(1))).first() is not None:
                 return None
-        return await self.prompt(caller, session_id, [{"type": "text", "text": write_allowance(titles)}])
+        part: TextPart = {"type": "text", "text": write_allowance(titles), "source": PLATFORM, "about": "resume"}
+        return await self.prompt(caller, session_id, [part])
 
     # reading -----------------------------------------------------------------------------------------------------------
 
@@ -464,6 +470,16 @@ class AgentTurns:
         if row is None:
             raise _session_not_found(session_id)
         return row
+
+
+def make_title(parts: Parts) -> str | None:
+    """Return the first line that a person wrote, shortened to a title; None if there is none."""
+    texts = (part["text"] for part in parts if part["type"] == "text" and "source" not in part)
+    lines = (" ".join(line.split()) for text in texts for line in text.splitlines())
+    title = next((line for line in lines if line), None)
+    if title is None or len(title) <= MAX_TITLE_CHARACTERS:
+        return title
+    return f"{title[: MAX_TITLE_CHARACTERS - 1].rstrip()}…"
 
 
 def write_allowance(titles: Sequence[str]) -> str:

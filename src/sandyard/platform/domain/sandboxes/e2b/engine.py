@@ -12,6 +12,7 @@ from enum import StrEnum
 from e2b import (
     ALL_TRAFFIC,
     AsyncSandbox,
+    AsyncTemplate,
     ConnectionConfig,
     SandboxException,
     SandboxInfo,
@@ -381,6 +382,12 @@ class SandboxEngine:
             return next((str(build.build_id) for build in ready), None)
 
         return await self.transport.call_api("template_build", read)
+
+    async def has_template(self, template: str) -> bool:
+        """Return whether there is a template or snapshot of this name, also one that the key may not use. Tries once."""
+        return await self.transport.call_api(
+            "template_exists", lambda: AsyncTemplate.exists(template, **self.config.options), attempts=1
+        )
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
         """Delete a snapshot. Idempotent."""
