@@ -30,13 +30,14 @@ _OUTER_MAC, _INNER_MAC = bytes.fromhex("025359000002"), bytes.fromhex("025359000
 _UPLINK, _OUTER_NAME = "eth0", "gvisor"  # of the regular namespace
 _DEFAULT_MTU = 1500
 _TABLE = "sandyard_gvisor"
+_TOO_FAST = f"limit rate over {CONNECTIONS_PER_SECOND}/second burst {MAX_CONNECTIONS} packets"
 _RULES = f"""
 add table ip {_TABLE}
 add chain ip {_TABLE} source {{ type nat hook postrouting priority srcnat; }}
 add rule ip {_TABLE} source ip saddr {INNER} oifname "{_UPLINK}" masquerade
 add chain ip {_TABLE} forwarded {{ type filter hook forward priority filter; }}
 add rule ip {_TABLE} forwarded iifname "{_OUTER_NAME}" ip saddr != {INNER} drop
-add rule ip {_TABLE} forwarded iifname "{_OUTER_NAME}" ct state new limit rate over {CONNECTIONS_PER_SECOND}/second burst {MAX_CONNECTIONS} packets drop
+add rule ip {_TABLE} forwarded iifname "{_OUTER_NAME}" ct state new {_TOO_FAST} drop
 add rule ip {_TABLE} forwarded iifname "{_OUTER_NAME}" ct state new ct count over {MAX_CONNECTIONS} drop
 add chain ip {_TABLE} local {{ type filter hook input priority filter; }}
 add rule ip {_TABLE} local iifname "{_OUTER_NAME}" ct state != {{ established, related }} drop
