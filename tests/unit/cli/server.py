@@ -1,5 +1,5 @@
 """A server with scripted replies: for dropped connections, broken responses and errors of proxies, which the real server does not produce
-on demand. Everything else is tested with the real server, by the tests that use `yard`."""
+on demand. Everything else is tested with the real server, by the tests that use `platform`."""
 
 from __future__ import annotations
 

@@ -378,16 +378,16 @@ async def test_a_former_member_cannot_use_the_agents_of_the_project(harness: Age
 
 
 async def test_a_waiting_prompt_of_a_former_member_is_not_sent(harness: AgentHarness) -> None:
-    yard = harness.yard
-    member = await yard.person("member")
-    project_id = await yard.project(yard.owner, member)
-    row, _ = await yard.services.sessions.create(yard.owner, title="mine", agent="acting", project_id=project_id)
-    first = await harness.turns.prompt(yard.owner, row.id, [{"type": "text", "text": "say 1\nhold"}])
+    platform = harness.platform
+    member = await platform.person("member")
+    project_id = await platform.project(platform.owner, member)
+    row, _ = await platform.services.sessions.create(platform.owner, title="mine", agent="acting", project_id=project_id)
+    first = await harness.turns.prompt(platform.owner, row.id, [{"type": "text", "text": "say 1\nhold"}])
     second = await harness.turns.prompt(member, row.id, [{"type": "text", "text": "say 2"}])
-    third = await harness.turns.prompt(yard.owner, row.id, [{"type": "text", "text": "say 3"}])
+    third = await harness.turns.prompt(platform.owner, row.id, [{"type": "text", "text": "say 3"}])
     await until(lambda: harness.parts(first), "the agent writes output")
-    await yard.services.projects.remove_member(yard.owner, project_id, member.user_id)
-    await harness.turns.cancel(yard.owner, first.id)
+    await platform.services.projects.remove_member(platform.owner, project_id, member.user_id)
+    await harness.turns.cancel(platform.owner, first.id)
     ended = await harness.wait_for_turn(second)
     assert (ended.status, ended.error_code, ended.request) == ("failed", "owner_without_access", None)
     assert (await harness.wait_for_turn(third)).status == "completed"

@@ -220,7 +220,7 @@ async def test_maintenance_does_not_start_the_sandbox_before_the_agent_is_instal
     harness: PreparationHarness,
 ) -> None:
     """It would be created from the template without the agent, which would be installed a second time."""
-    services = harness.yard.services
+    services = harness.platform.services
     wait = "until [ -e /tmp/go ]; do sleep 0.05; done; mkdir ~/.tool"
     tool = replace(TOOL, install=Install("1", ("test", "-e", "/home/user/.tool"), wait))
     preparing = asyncio.create_task(harness.prepare(tool))
@@ -253,9 +253,9 @@ async def test_installing_the_agent_in_the_prepared_sandbox_is_reported(
     async def keep_template(owner_id: str, profile: Profile, template: str, on_wait: object = None) -> str:
         return template
 
-    monkeypatch.setattr(harness.yard.services.preparations.agent_snapshots, "ensure", keep_template)
+    monkeypatch.setattr(harness.platform.services.preparations.agent_snapshots, "ensure", keep_template)
     made = await harness.prepare(TOOL)
-    async with harness.yard.services.database.reading() as session:
+    async with harness.platform.services.database.reading() as session:
         events = await session.scalars(select(Event).where(Event.kind == "preparation.progress").order_by(Event.seq))
         reported = [event.data["what"] for event in events]
     assert reported[2:4] == ["checked out", "installing Tool"]
