@@ -34,10 +34,10 @@ def attacker(new_sandbox: NewSandbox) -> Iterator[Sandbox]:
     yield sandbox
 
 
-def start(sandbox: Sandbox, attack: str) -> None:
-    """Start an attack in new namespaces, and wait until it has begun."""
+def start(sandbox: Sandbox, attack: str, is_stopped: Callable[[], object] = lambda: False) -> None:
+    """Start an attack in new namespaces, and wait until it has begun, or is stopped before it could say so."""
     sandbox.commands.run(f"nohup unshare -Urmn python3 /tmp/attacks.py {attack} > /tmp/output 2>&1 &")
-    until(lambda: "started" in sandbox.files.read("/tmp/output"))
+    until(lambda: is_stopped() or "started" in sandbox.files.read("/tmp/output"))
 
 
 def list_findings(engine: Engine, sandbox: Sandbox, event: str) -> list[str]:
@@ -77,10 +77,14 @@ def test_containers_that_hold_too_much_uncounted_kernel_memory_are_killed(
 @pytest.mark.parametrize("paused", [False, True], ids=["running", "paused"])
 def test_packets_that_circulate_in_containers_are_stopped(attacker: Sandbox, engine: Engine, paused: bool) -> None:
     """They are forwarded by the machine, without any process of the sandbox."""
-    start(attacker, "start_storm")
+
+    def is_stopped() -> object:
+        return list_findings(engine, attacker, "kind=packets")
+
+    start(attacker, "start_storm", is_stopped)
     if paused:
         attacker.pause()
-    until(lambda: list_findings(engine, attacker, "kind=packets"))
+    until(is_stopped)
 
 
 def test_a_file_server_that_never_answers_prevents_no_pause(attacker: Sandbox, engine: Engine) -> None:

@@ -111,7 +111,9 @@ def test_a_question_is_announced_and_listed_in_the_inbox(page: Page, api: Api) -
     expect(panel).to_be_hidden()
     expect(toast).to_be_hidden()  # it would cover the page it is about
     # open questions come from the platform, not from the browser's storage, which keeps only the login
-    page.evaluate("for (const name of Object.keys(localStorage)) if (name !== 'sandyard.key') localStorage.removeItem(name)")
+    page.evaluate(
+        "for (const name of Object.keys(localStorage)) if (name !== 'sandyard.key') localStorage.removeItem(name)"
+    )
     page.goto("/usage")
     bell.click()
     expect(panel.get_by_role("link", name=question)).to_be_visible()
