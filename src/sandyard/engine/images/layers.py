@@ -23,7 +23,7 @@ from typing import Any
 
 from sandyard.engine.images import adapt, child
 from sandyard.engine.images.image_changes import AdaptOptions
-from sandyard.engine.images.source import Blob, Source
+from sandyard.engine.images.source import Blob, LayerSource
 from sandyard.engine.images.unpack import UnpackRequest
 from sandyard.engine.templates.folder import remove_tree
 from sandyard.kit.errors import InvalidInputError
@@ -85,9 +85,11 @@ class LayerFolder:
             for leftover in folder.glob(f"{PARTIAL}*" if folder != self.spool else "*"):
                 remove_tree(leftover)
 
-    async def ensure(self, diff_id: str, blob: Blob, source: Source, budget: Budget, what: str) -> Layer:
+    async def ensure(
+        self, diff_id: str, blob: Blob, source: LayerSource, budget: Budget, what: str, *, exact: bool = False
+    ) -> Layer:
         """Return the layer with this content, fetched and unpacked if needed. Tasks that need the same layer wait for
-        each other."""
+        each other. `exact`: see UnpackRequest."""
         async with self._lock_key(diff_id):
             path = self._layers / f"{diff_id.removeprefix('sha256:')}.{FORMAT}"
             if (known := _read_layer(path)) is not None:
@@ -105,6 +107,7 @@ class LayerFolder:
                     budget.bytes,
                     budget.entries,
                     budget.reserve,
+                    exact,
                 )
                 report = _validate_report(await child.run_process("unpack", asdict(request), what, content.fd), what)
                 (work / MANIFEST).write_text(json.dumps(report))
