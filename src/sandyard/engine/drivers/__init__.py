@@ -13,8 +13,11 @@ if TYPE_CHECKING:  # the processes that unpack images import this package, one f
     from sandyard.engine.settings import EngineSettings
 
 DRIVER_NAMES = ("namespace", "fake")
-IMAGES, TRUST = "images", "trust"
-"""Folders in the data directory: layers of images, and layers that make sandboxes trust this engine's authority."""
+IMAGES, TRUST, LAYERS = "images", "trust", "layers"
+"""Folders in the data directory: layers of images, layers that make sandboxes trust this engine's authority, and layers
+of published snapshots that were fetched."""
+FETCHED_SNAPSHOTS, FETCHED_TEMPLATES = "snapshots", "templates"
+"""Folders in LAYERS: what sandboxes have written, and the layers below that."""
 SPARE_SLOTS = 1024
 """Paused sandboxes do not count as running, but each keeps its slot on the machine."""
 
@@ -55,7 +58,7 @@ def _make_machine_driver(
     )
     options = DriverOptions(
         data_dir,
-        layer_roots=(settings.templates_dir, data_dir / IMAGES, data_dir / TRUST),
+        layer_roots=(settings.templates_dir, data_dir / IMAGES, data_dir / TRUST, data_dir / LAYERS),
         max_slots=settings.max_sandboxes + settings.pool_size + SPARE_SLOTS,
         network=(lambda instance, state: Network(instance, state, network, outbound)) if is_root() else None,
         io=IoLimits(settings.io_weight, settings.io_read_mbps * 1_000_000, settings.io_write_mbps * 1_000_000),

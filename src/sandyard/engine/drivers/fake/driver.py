@@ -252,7 +252,7 @@ class FakeDriver:
         try:
             self.files.get_root(spec.id).mkdir(parents=True)
             for layer in layers:
-                if layer.is_relative_to(self.files.base):
+                if layer.is_relative_to(self.files.base) or layer.is_relative_to(self.files.fetched):
                     await copy_tree(layer, self.files.get_root(spec.id))
             await self._start_agent(spec)
         except BaseException:

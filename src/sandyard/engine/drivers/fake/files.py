@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from sandyard.engine.contract import Limits, Mount, NetworkPolicy, Spec
+from sandyard.engine.drivers import FETCHED_SNAPSHOTS, LAYERS
 from sandyard.kit.errors import InvalidInputError, NoSpaceError, NotFoundError, SandyardError
 
 
@@ -21,6 +22,7 @@ class FakeFiles:
 
     def __init__(self, data_dir: Path) -> None:
         self.base = data_dir.absolute() / "fake"
+        self.fetched = data_dir.absolute() / LAYERS / FETCHED_SNAPSHOTS
         self.sandboxes = self.base / "sandboxes"
         self.snapshots = self.base / "snapshots"
         self.volumes = self.base / "volumes"
