@@ -1,0 +1,111 @@
+"""An engine without its HTTP server: records, sandboxes, driver and layer store, on a data directory that tests can lose."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from sandyard.engine.contract import Driver
+from sandyard.engine.drivers import LAYERS
+from sandyard.engine.drivers.fake.driver import FakeDriver
+from sandyard.engine.layers.service import LayerService
+from sandyard.engine.layers.store import LayerStore
+from sandyard.engine.sandboxes.model import CreateSandbox, Sandbox, Snapshot, Template
+from sandyard.engine.sandboxes.service import Sandboxes
+from sandyard.engine.settings import EngineSettings
+from sandyard.engine.store.database import Database
+from sandyard.engine.store.datadir import DataDir
+from tests.conformance.guest_agent import GuestAgent
+from tests.conformance.harness import make_machine_driver
+from tests.unit.engine.sandboxes.harness import StaticTemplates
+
+WAIT_S = 60.0
+
+
+class EngineHarness:
+    """Use `running()` for one life of the engine. `rootfs` None: the fake driver, whose template has no layers."""
+
+    def __init__(self, path: Path, store: Path | str, rootfs: Path | None = None, **settings: Any) -> None:
+        self.path = path
+        self.rootfs = rootfs
+        values: dict[str, Any] = {"pool_size": 0, "memory_reserve_mb": 0, "disk_reserve_mb": 0, "data_dir": path}
+        values |= {"layer_store": str(store), "templates_dir": rootfs.parents[2] if rootfs else path / "templates"}
+        self.settings = EngineSettings(**(values | settings))
+        self.driver: Driver
+        self.sandboxes: Sandboxes
+        self.layers: LayerService
+
+    @contextlib.asynccontextmanager
+    async def running(
+        self, *, crash: bool = False, store: LayerStore | None = None, publishing: bool = True
+    ) -> AsyncIterator[EngineHarness]:
+        """Run the engine. `crash`: like kill -9 at the end. `store`: instead of the one in the settings."""
+        self.path.mkdir(exist_ok=True)
+        data, database = DataDir(self.path), Database(self.path / "engine.db")
+        database.open()
+        self.database = database
+        self.layers = LayerService(self.settings, data, database, store=store)
+        self.layers.prepare()
+        self.driver = self._make_driver()
+        template = Template("base0000000000000000", (str(self.rootfs),) if self.rootfs else (), aliases=("base",))
+        self.sandboxes = Sandboxes(database, self.driver, StaticTemplates(template), self.settings)
+        await self.sandboxes.open()
+        if publishing:
+            self.layers.open(self.sandboxes.components.snapshots, self.sandboxes.uses_layer)
+            self.sandboxes.pull_snapshot = self.layers.pull_missing
+        try:
+            yield self
+        finally:
+            await self.layers.close()
+            if crash:
+                database.abandon()
+                database.drop_connections()
+                await self.sandboxes.components.stop_now()
+                await self.driver.close()
+            else:
+                for sandbox in self.sandboxes.list().items:
+                    await self.sandboxes.kill(sandbox.id)
+                await self.sandboxes.close()
+                database.close()
+
+    def _make_driver(self) -> Driver:
+        if self.rootfs is None:
+            return FakeDriver(self.path)
+        return make_machine_driver(self.path, layer_roots=[self.rootfs.parents[2], self.path / LAYERS])
+
+    async def create(self, template: str = "base") -> Sandbox:
+        return await self.sandboxes.create(CreateSandbox(template=template, timeout_s=300))
+
+    async def run(self, sandbox: Sandbox, command: str) -> str:
+        """Run a shell command as root and return its output."""
+        result = await GuestAgent(self.driver, self.sandboxes.get(sandbox.id).handle).run(command)
+        assert result.code == 0, result.err
+        return result.out
+
+    async def snapshot(self, sandbox: Sandbox, name: str | None = None) -> Snapshot:
+        return await self.sandboxes.snapshot(sandbox.id, name)
+
+    async def wait_until_durable(self, snapshot: Snapshot) -> None:
+        await wait_for(lambda: self.layers.is_durable(snapshot.id), lambda: self.layers.status)
+
+
+async def wait_for(condition: Callable[[], bool], describe: Callable[[], object] = lambda: "it did not happen") -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, describe()
+        await asyncio.sleep(0.01)
+
+
+def lose(path: Path) -> None:
+    """Delete a data directory, as if its machine were lost. Its engine must not be running."""
+    mounted = path / "store"
+    if mounted.is_mount():
+        import subprocess  # noqa: PLC0415
+
+        subprocess.run(["umount", str(mounted)], check=True)
+    shutil.rmtree(path)
