@@ -147,11 +147,13 @@ def parse_manifest(content: bytes, snapshot_id: str) -> Manifest:
                 f"The manifest of the snapshot {snapshot_id} was written by a newer engine. Upgrade this one."
             )
         manifest = Manifest.model_validate(raw)
-        if manifest.name is not None:
-            split_name(f"{manifest.name}:{manifest.tag}")
     except (ValueError, RecursionError, ValidationError) as error:
         where = f": {error.errors()[0]['loc']}" if isinstance(error, ValidationError) else ""
         raise InvalidInputError(f"The manifest of the snapshot {snapshot_id} is damaged{where}.") from None
+    try:
+        split_name(manifest.ref)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"The manifest of the snapshot {snapshot_id} is damaged. {error.message}") from None
     if manifest.id != snapshot_id:
         raise InvalidInputError(f"The manifest of the snapshot {snapshot_id} is that of another one ({manifest.id}).")
     return manifest

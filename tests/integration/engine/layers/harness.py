@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from sandyard.engine.contract import Driver
+from sandyard.engine.contract import Driver, Limits
 from sandyard.engine.drivers import LAYERS
 from sandyard.engine.drivers.fake.driver import FakeDriver
 from sandyard.engine.layers.service import LayerService
 from sandyard.engine.layers.store import LayerStore
+from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.model import CreateSandbox, Sandbox, Snapshot, Template
 from sandyard.engine.sandboxes.service import Sandboxes
+from sandyard.engine.sandboxes.snapshots import Snapshots, make_snapshot_id
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.database import Database
 from sandyard.engine.store.datadir import DataDir
+from sandyard.kit.tasks import TaskSet
 from tests.conformance.guest_agent import GuestAgent
 from tests.conformance.harness import make_machine_driver
 from tests.unit.engine.sandboxes.harness import StaticTemplates
@@ -92,6 +96,76 @@ class EngineHarness:
 
     async def wait_until_durable(self, snapshot: Snapshot) -> None:
         await wait_for(lambda: self.layers.is_durable(snapshot.id), lambda: self.layers.status)
+
+
+class SnapshotsHarness:
+    """The records of an engine's snapshots and its layer store, without sandboxes. Layers are directories with a file."""
+
+    def __init__(self, path: Path, store: Path | str, **settings: Any) -> None:
+        self.path = path
+        values = {
+            "disk_reserve_mb": 0,
+            "data_dir": path,
+            "layer_store": str(store),
+            "templates_dir": path / "templates",
+        }
+        self.settings = EngineSettings(**(values | settings))
+        self.used: set[str] = set()  # snapshots that a sandbox uses
+        self.snapshots: Snapshots
+        self.layers: LayerService
+
+    @contextlib.asynccontextmanager
+    async def running(
+        self, *, crash: bool = False, store: LayerStore | None = None, publishing: bool = True
+    ) -> AsyncIterator[SnapshotsHarness]:
+        """Like that of `EngineHarness`."""
+        self.path.mkdir(exist_ok=True)
+        database = Database(self.path / "engine.db")
+        database.open()
+        self.layers = LayerService(self.settings, DataDir(self.path), database, store=store)
+        self.layers.prepare()
+        calls, tasks = DriverCalls(_NoDriver(), lambda _: 10.0), TaskSet("test")  # type: ignore[arg-type]
+        self.snapshots = Snapshots(database, calls, tasks.spawn, lambda: (), lambda: self.used)
+        self.snapshots.load()
+        if publishing:
+            self.layers.open(self.snapshots, self.snapshots.uses_layer)
+        try:
+            yield self
+        finally:
+            await self.layers.close()
+            await tasks.cancel()
+            if crash:
+                database.abandon()
+                database.drop_connections()
+            else:
+                database.close()
+
+    def make(self, content: str = "kept", name: str | None = None) -> Snapshot:
+        """Return a new snapshot with a file `note`."""
+        snapshot_id = make_snapshot_id()
+        layer = self.path / "store/snapshots" / snapshot_id / "upper"
+        layer.mkdir(parents=True)
+        (layer / "note").write_text(content)
+        os.utime(layer / "note", (0, 0))
+        os.utime(layer, (0, 0))
+        record = Snapshot(snapshot_id, "i1", "base", (str(layer),), Limits(), time.time(), name=name)
+        return self.snapshots.add(record)
+
+    async def wait_until_durable(self, *snapshots: Snapshot) -> None:
+        for snapshot in snapshots:
+            await wait_for(lambda one=snapshot: self.layers.is_durable(one.id), lambda: self.layers.status)
+
+    async def pull(self, snapshot: Snapshot) -> str:
+        """Fetch a published snapshot and return the content of its file."""
+        found = await self.layers.pull(snapshot.id)
+        return await asyncio.to_thread((Path(found.layers[0]) / "note").read_text)
+
+
+class _NoDriver:
+    name = "none"
+
+    async def delete_snapshot(self, snapshot_id: str) -> None:
+        """Do nothing."""
 
 
 async def wait_for(condition: Callable[[], bool], describe: Callable[[], object] = lambda: "it did not happen") -> None:
