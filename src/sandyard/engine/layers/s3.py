@@ -7,11 +7,12 @@ import contextlib
 import functools
 import os
 import re
+import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from sandyard.engine.layers.store import (
     MAX_DOCUMENT_BYTES,
@@ -43,7 +44,7 @@ _LOCATION = re.compile(
 _PART_BYTES = 32 << 20
 _MAX_PARTS = 10_000
 _CHUNK = 1 << 20
-_CONNECT_TIMEOUT_S, _READ_TIMEOUT_S = 5, 60
+_CONNECT_TIMEOUT_S, _READ_TIMEOUT_S = 5, 30
 _MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 _DENIED = frozenset(
     {"AccessDenied", "403", "Forbidden", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"}
@@ -123,7 +124,7 @@ class S3Store:
             body = (await self._run(lambda client: client.get_object(**self._name(key))))["Body"]
             with contextlib.closing(body):
                 while data := await self._run(lambda _: body.read(_CHUNK)):
-                    await asyncio.to_thread(_write, fd, data)
+                    await run_uninterrupted(asyncio.to_thread(_write, fd, data))
             yield fd
         finally:
             os.close(fd)
@@ -189,7 +190,7 @@ class S3Store:
             return work(self._get_client())
 
         try:
-            return await run_uninterrupted(asyncio.to_thread(call))
+            return await _run_in_thread(call)
         except (ClientError, BotoCoreError, Boto3Error, OSError) as error:
             raise self._translate(error) from error
 
@@ -216,6 +217,33 @@ class S3Store:
         else:
             translated = UnreachableError(f"{store} failed ({code or status}). It is tried again.")
         return translated
+
+
+async def _run_in_thread(work: Callable[[], T]) -> T:
+    """Run in a thread of its own. If cancelled, the thread is left behind: a server that does not answer must not keep the
+    engine from stopping."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def deliver(result: T | None, error: Exception | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast("T", result))
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = work()
+        except Exception as error:  # raised in the loop's thread
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop was closed
+            loop.call_soon_threadsafe(deliver, result, failure)
+
+    threading.Thread(target=run, name="layer-store", daemon=True).start()
+    return await done
 
 
 def _list_page(client: Any, arguments: Mapping[str, str]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -409,6 +410,17 @@ def open_store(settings: EngineSettings) -> LayerStore:
         secret_key=None if secret is None else secret.reveal(),
     )
     return S3Store.from_location(location, options)
+
+
+async def check_store(store: LayerStore) -> None:
+    """Store, read and delete a small object. Raises SandyardError, with the reason and the remedy."""
+    key, content = f"{BLOBS}{os.urandom(32).hex()}", b"written by sandyard doctor\n"
+    await store.put_document(key, content)
+    try:
+        if await store.get_document(key) != content:
+            raise SandyardError(f"The layer store {store.location} does not return what was stored in it.")
+    finally:
+        await store.delete(key)
 
 
 def _parse_identity(raw: bytes) -> str | None:

@@ -11,14 +11,14 @@ import contextlib
 import errno
 import os
 import re
-import shutil
+import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 
 from sandyard.kit.errors import InvalidInputError, NoSpaceError, NotFoundError, SandyardError, UnreachableError
 from sandyard.kit.tasks import run_uninterrupted
@@ -28,6 +28,7 @@ T = TypeVar("T")
 BLOBS, SNAPSHOTS, IDENTITY = "blobs/", "snapshots/", "store.json"
 MAX_DOCUMENT_BYTES = 4 << 20
 S3_PREFIX = "s3://"
+_CHUNK = 1 << 20
 _PARTIAL = ".partial-"
 _PARTIAL_AGE_S = 24 * 3600
 _KEY_PATTERN = re.compile(r"store\.json|blobs/[0-9a-f]{64}|snapshots/[A-Za-z0-9][A-Za-z0-9_-]{0,63}\.json")
@@ -105,12 +106,23 @@ class DirectoryStore:
         self.location = str(path)
 
     async def put_file(self, key: str, source: Path) -> None:
-        await self._run(lambda: self._put(key, source))
+        await self._put(key, source)
 
     async def put_document(self, key: str, content: bytes) -> None:
-        await self._run(lambda: self._put(key, content))
+        await self._put(key, content)
 
-    def _put(self, key: str, source: Path | bytes) -> None:
+    async def _put(self, key: str, source: Path | bytes) -> None:
+        cancelled = threading.Event()
+        work = asyncio.ensure_future(self._run(lambda: self._write(key, source, cancelled)))
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            cancelled.set()
+            with contextlib.suppress(SandyardError):
+                await work
+            raise
+
+    def _write(self, key: str, source: Path | bytes, cancelled: threading.Event) -> None:
         target = self._find_path(key)
         if isinstance(source, Path) and target.exists():
             return
@@ -123,8 +135,7 @@ class DirectoryStore:
                 if isinstance(source, bytes):
                     file.write(source)
                 else:
-                    with source.open("rb") as content:
-                        shutil.copyfileobj(content, file, 1 << 20)
+                    _copy(source, file, cancelled)
                 file.flush()
                 os.fsync(file.fileno())
             partial.rename(target)
@@ -210,6 +221,14 @@ class DirectoryStore:
             reason = f"{error.strerror}. Let the engine's user write to it"
             return AccessDeniedError(f"The layer store {self.path} refuses access: {reason}.")
         return UnreachableError(f"The layer store {self.path} does not work: {error.strerror or error}.")
+
+
+def _copy(source: Path, target: BinaryIO, cancelled: threading.Event) -> None:
+    with source.open("rb") as content:
+        while data := content.read(_CHUNK):
+            if cancelled.is_set():
+                raise OSError(errno.ECANCELED, "cancelled")
+            target.write(data)
 
 
 def _sync_directory(path: Path) -> None:
