@@ -141,7 +141,9 @@ def _check_layer_store() -> Iterator[Finding]:
     try:
         settings = EngineSettings.load()
         if settings.layer_store is None:
-            yield Finding("layer store", True, "not set up: snapshots are lost with this machine (SANDYARD_LAYER_STORE)")
+            yield Finding(
+                "layer store", True, "not set up: snapshots are lost with this machine (SANDYARD_LAYER_STORE)"
+            )
             return
         location = asyncio.run(check(settings))
     except SandyardError as error:

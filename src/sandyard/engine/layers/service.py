@@ -8,14 +8,14 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sandyard.engine.drivers import FETCHED_SNAPSHOTS, FETCHED_TEMPLATES
 from sandyard.engine.images.layers import LayerFolder
-from sandyard.engine.layers.manifest import Kind, Manifest
+from sandyard.engine.layers.manifest import Kind, Manifest, ManifestLayer
 from sandyard.engine.layers.publisher import PackLimits, Publisher
 from sandyard.engine.layers.puller import Puller, Unreadable
 from sandyard.engine.layers.records import LayerRecords, Publication, PublicationRecords, State
@@ -27,6 +27,7 @@ from sandyard.engine.layers.store import (
     DirectoryStore,
     LayerStore,
     S3Options,
+    StoredObject,
     StoreFullError,
 )
 from sandyard.engine.sandboxes.model import Snapshot
@@ -348,13 +349,16 @@ class LayerService:
         return removed
 
     async def _sweep_blobs(self, identity: str) -> int:
+        blobs = {stored.key: stored async for stored in self._store.list(BLOBS)}
         oldest = time.time() - self._grace_s  # younger ones may be about to be referenced by any engine
-        old = [stored async for stored in self._store.list(BLOBS) if stored.modified < oldest]
+        old = [stored for stored in blobs.values() if stored.modified < oldest]
         manifests = await self._puller.list_manifests()  # after the blobs
         for manifest in manifests:
             if isinstance(manifest, Unreadable):  # nobody knows which blobs it needs
                 raise SandyardError(f"It is not known which blobs are needed. {manifest.reason}")
         readable = [manifest for manifest in manifests if isinstance(manifest, Manifest)]
+        complete = {one.id for one in readable if all([await self._has_blob(layer, blobs) for layer in one.layers])}
+        self._publish_incomplete(identity, complete)
         self._update_pulled(identity, {manifest.id for manifest in readable})
         needed = {layer.key for manifest in readable for layer in manifest.layers}
         removed = 0
@@ -369,15 +373,25 @@ class LayerService:
             log.info("layer_store_swept", blobs=removed)
         return removed
 
+    async def _has_blob(self, layer: ManifestLayer, blobs: Mapping[str, StoredObject]) -> bool:
+        """Return whether the store has a blob of the right size. `blobs` may lack one that is new."""
+        found = blobs.get(layer.key) or await self._store.find(layer.key)
+        return found is not None and found.size == layer.size
+
+    def _publish_incomplete(self, identity: str, complete: Collection[str]) -> None:
+        """Publish the snapshots again whose manifest or blobs are no longer there."""
+        for snapshot_id, publication in self._publications.list(identity).items():
+            if publication.state is State.PUBLISHED and snapshot_id not in complete:
+                log.warning("snapshot_not_complete", snapshot=snapshot_id)
+                if self._snapshots.find(snapshot_id) is not None:
+                    self._publications.set(identity, snapshot_id, State.PUBLISHING, time.time())
+                    self._wake.set()
+
     def _update_pulled(self, identity: str, published: set[str]) -> None:
         """Remember which pulled snapshots the store no longer has, and forget those that were not used for a while: they
         can be pulled again."""
         now = time.time()
         for snapshot_id, publication in self._publications.list(identity).items():
-            if publication.state is State.PUBLISHED and snapshot_id not in published:
-                log.warning("snapshot_manifest_missing", snapshot=snapshot_id)
-                self._publications.delete(identity, snapshot_id)  # it is published again
-                self._wake.set()
             if publication.state not in (State.PULLED, State.MISSING) or self._snapshots.find(snapshot_id) is None:
                 continue
             state = State.PULLED if snapshot_id in published else State.MISSING

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -177,9 +178,8 @@ async def wait_for(condition: Callable[[], bool], describe: Callable[[], object]
 
 def lose(path: Path) -> None:
     """Delete a data directory, as if its machine were lost. Its engine must not be running."""
-    mounted = path / "store"
-    if mounted.is_mount():
-        import subprocess  # noqa: PLC0415
-
-        subprocess.run(["umount", str(mounted)], check=True)
+    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for mount in sorted(mounts, reverse=True):
+        if mount.startswith(f"{path}/"):
+            subprocess.run(["umount", "-l", mount], check=True)
     shutil.rmtree(path)

@@ -177,11 +177,20 @@ async def test_only_blobs_that_nothing_needs_are_swept(engine: SnapshotsHarness,
         with pytest.raises(SandyardError, match="newer engine"):
             await engine.layers.sweep()
         assert list_names(blobs) == [left.name]
-        # a truncated blob is replaced when it is needed again
-        left.write_bytes(b"short")
-        last = engine.make()
-        await engine.wait_until_durable(last)
-        assert left.stat().st_size > 50
+
+
+async def test_a_sweep_finds_what_was_lost_in_the_store(engine: SnapshotsHarness, directory: Path) -> None:
+    async with engine.running():
+        snapshot = engine.make()
+        await engine.wait_until_durable(snapshot)
+        (blob,) = (directory / "blobs").iterdir()
+        manifest = directory / "snapshots" / f"{snapshot.id}.json"
+        content = blob.read_bytes()
+        for lose_something in (blob.unlink, manifest.unlink, lambda: blob.write_bytes(b"short")):
+            lose_something()
+            await engine.layers.sweep()
+            await engine.wait_until_durable(snapshot)
+            assert blob.read_bytes() == content and manifest.exists()
 
 
 async def test_a_damaged_blob_is_refused(tmp_path: Path, engine: SnapshotsHarness, directory: Path) -> None:
