@@ -50,12 +50,18 @@ def open_client(engine: EngineAddress) -> Iterator[httpx.Client]:
 
 def request(client: httpx.Client, method: str, path: str, **options: Any) -> Any:
     """Return the parsed response. Raises UnreachableError or EngineRefusedError."""
+    response = send(client, method, path, **options)
+    return response.json() if response.content else None
+
+
+def send(client: httpx.Client, method: str, path: str, **options: Any) -> httpx.Response:
+    """Return the response if it is a success. Raises UnreachableError or EngineRefusedError."""
     try:
         response = client.request(method, path, **options)
     except (httpx.TransportError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
         raise UnreachableError(f"The engine at {client.base_url} is not responding: {error}.") from error
     if response.is_success:
-        return response.json() if response.content else None
+        return response
     try:
         sentence = str(response.json()["message"])
     except (ValueError, KeyError, TypeError):

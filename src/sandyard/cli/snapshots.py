@@ -7,7 +7,7 @@ from typing import Any
 import click
 import httpx
 
-from sandyard.cli.engine_api import EngineAddress, EngineRefusedError, engine_options, open_client, request
+from sandyard.cli.engine_api import EngineAddress, EngineRefusedError, engine_options, open_client, request, send
 from sandyard.cli.output import echo
 
 _PAGE = 100
@@ -62,9 +62,7 @@ def pull(engine: EngineAddress, names: tuple[str, ...]) -> None:
 def _list_local(client: httpx.Client) -> Any:
     parameters: dict[str, str | int] = {"limit": _PAGE}
     while True:
-        response = client.get("/snapshots", params=parameters)
-        if response.is_error:
-            request(client, "GET", "/snapshots")  # raises the engine's message
+        response = send(client, "GET", "/snapshots", params=parameters)
         yield from response.json()
         token = response.headers.get("X-Next-Token")
         if not token:

@@ -145,7 +145,11 @@ class Publisher:
         try:
             with path.open("xb") as target:
                 report = await child.run_process(
-                    "pack", asdict(request), "The layer", target.fileno(), package="sandyard.engine.layers"
+                    "pack",
+                    asdict(request),
+                    f"The layer {request.path}",
+                    target.fileno(),
+                    package="sandyard.engine.layers",
                 )
             packed = PackedLayer.model_validate(report)
         except BaseException:

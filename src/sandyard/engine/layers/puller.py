@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable
@@ -15,11 +16,11 @@ from sandyard.engine.images.source import Blob, Content
 from sandyard.engine.layers.manifest import Kind, Manifest, ManifestLayer, make_snapshot, parse_manifest
 from sandyard.engine.layers.publisher import PackLimits
 from sandyard.engine.layers.records import LayerRecords, PublicationRecords, State
-from sandyard.engine.layers.store import SNAPSHOTS, LayerStore
+from sandyard.engine.layers.store import SNAPSHOTS, LayerStore, StoredObject
 from sandyard.engine.sandboxes.model import Snapshot
 from sandyard.engine.sandboxes.snapshots import DEFAULT_TAG, Snapshots
 from sandyard.engine.store.database import Database
-from sandyard.kit.errors import InvalidInputError, NotFoundError
+from sandyard.kit.errors import InvalidInputError, NoSpaceError, NotFoundError
 from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
@@ -40,12 +41,18 @@ class Unreadable:
 class BlobSource:
     """The blobs of the store, as the source of layers to unpack."""
 
-    def __init__(self, store: LayerStore, spool: Path) -> None:
-        self._store, self._spool = store, spool
+    def __init__(self, store: LayerStore, spool: Path, reserve_bytes: int) -> None:
+        self._store, self._spool, self._reserve_bytes = store, spool, reserve_bytes
 
     @asynccontextmanager
     async def fetch(self, blob: Blob) -> AsyncIterator[Content]:
-        async with self._store.open_file(blob.name, self._spool) as fd:
+        disk = await asyncio.to_thread(os.statvfs, self._spool)
+        if disk.f_bavail * disk.f_frsize < self._reserve_bytes + blob.size:
+            raise NoSpaceError(
+                f"The blob {blob.digest} ({blob.size >> 20} MiB) does not fit on the disk next to the engine's reserve "
+                "(setting disk_reserve_mb)."
+            )
+        async with self._store.open_file(blob.name, self._spool, blob.size) as fd:
             yield Content(fd, 0, blob.size)
 
 
@@ -69,12 +76,16 @@ class Puller:
         self._folders, self._limits, self._get_kind = folders, limits, get_kind
         self._tasks: dict[str, asyncio.Task[Snapshot]] = {}
         self._listing: tuple[float, list[Manifest | Unreadable]] | None = None
+        self._manifests: dict[StoredObject, Manifest] = {}  # of the last list, by what identifies their version
 
     async def list_manifests(self) -> list[Manifest | Unreadable]:
         """Return the manifests of all published snapshots, oldest first."""
         slots = asyncio.Semaphore(_CONCURRENT_DOCUMENTS)
 
-        async def read(snapshot_id: str) -> Manifest | Unreadable | None:
+        async def read(stored: StoredObject) -> Manifest | Unreadable | None:
+            if (known := self._manifests.get(stored)) is not None:
+                return known
+            snapshot_id = stored.key.removeprefix(SNAPSHOTS).removesuffix(".json")
             async with slots:
                 try:
                     return await self._read_manifest(snapshot_id)
@@ -83,10 +94,11 @@ class Puller:
                 except InvalidInputError as error:
                     return Unreadable(snapshot_id, error.message)
 
-        names = [
-            stored.key.removeprefix(SNAPSHOTS).removesuffix(".json") async for stored in self._store.list(SNAPSHOTS)
-        ]
-        found = [one for one in await asyncio.gather(*map(read, names)) if one is not None]
+        listed = [stored async for stored in self._store.list(SNAPSHOTS)]
+        results = await asyncio.gather(*map(read, listed))
+        read_now = zip(listed, results, strict=True)
+        self._manifests = {stored: one for stored, one in read_now if isinstance(one, Manifest)}
+        found = [one for one in results if one is not None]
         found.sort(key=lambda one: (one.created_at if isinstance(one, Manifest) else 0.0, one.id))
         self._listing = time.monotonic(), found
         return found
@@ -151,7 +163,7 @@ class Puller:
             if self._get_kind(layer) == entry.kind and await asyncio.to_thread(Path(layer).is_dir):
                 return layer
         folder = self._folders[entry.kind]
-        source = BlobSource(self._store, folder.spool)
+        source = BlobSource(self._store, folder.spool, self._limits.reserve)
         blob = Blob(entry.key, entry.size, entry.digest)
         budget = Budget(self._limits.bytes, self._limits.entries, self._limits.reserve)
         what = f"The layer {entry.digest} of the published snapshot {manifest.id}"
@@ -162,5 +174,9 @@ class Puller:
                 f"The published snapshot {manifest.id} is not complete: the layer store {self._store.location} does not "
                 f"have the blob {entry.digest}."
             ) from None
+        except InvalidInputError as error:
+            if manifest.id in error.message:
+                raise
+            raise InvalidInputError(f"The published snapshot {manifest.id} cannot be used. {error.message}") from None
         self._layers.put(unpacked.path, entry)
         return unpacked.path

@@ -28,8 +28,9 @@ class LayerRecords:
 
     def get(self, layer: str) -> PackedLayer | None:
         """Return the digests of a layer that was packed or fetched before."""
-        if (sidecar := self._find_sidecar(layer)) is not None:
-            return _read_sidecar(sidecar)
+        sidecar = self._find_sidecar(layer)
+        if sidecar is not None and (packed := _read_sidecar(sidecar)) is not None:
+            return packed
         rows = self._database.query("SELECT spec FROM layer_digests WHERE layer = ?", (layer,))
         return PackedLayer.model_validate_json(rows[0][0]) if rows else None
 
@@ -37,10 +38,10 @@ class LayerRecords:
         spec = PackedLayer(**packed.model_dump(include=set(PackedLayer.model_fields))).model_dump_json()
         if (sidecar := self._find_sidecar(layer)) is not None:
             partial = sidecar.with_name(f".{SIDECAR}-{os.getpid()}")
-            with contextlib.suppress(OSError):  # then it is packed again
+            with contextlib.suppress(OSError):  # the folder may belong to another user
                 partial.write_text(spec + "\n")
                 partial.rename(sidecar)
-            return
+                return
         self._database.execute(
             "INSERT INTO layer_digests VALUES (?, ?, ?) ON CONFLICT (layer) DO UPDATE SET digest = excluded.digest, "
             "spec = excluded.spec",

@@ -21,6 +21,7 @@ from sandyard.engine.layers.store import (
     S3Options,
     StoredObject,
     StoreFullError,
+    check_size,
 )
 from sandyard.kit.errors import InvalidInputError, NotFoundError, SandyardError, UnreachableError, UnsupportedError
 from sandyard.kit.tasks import run_uninterrupted
@@ -116,13 +117,14 @@ class S3Store:
         return await self._run(read)
 
     @asynccontextmanager
-    async def open_file(self, key: str, spool: Path) -> AsyncIterator[int]:
+    async def open_file(self, key: str, spool: Path, size: int) -> AsyncIterator[int]:
         path = spool / uuid.uuid4().hex
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         path.unlink()
         try:
-            body = (await self._run(lambda client: client.get_object(**self._name(key))))["Body"]
-            with contextlib.closing(body):
+            found = await self._run(lambda client: client.get_object(**self._name(key)))
+            with contextlib.closing(body := found["Body"]):
+                check_size(key, int(found["ContentLength"]), size)  # the body has no more than that
                 while data := await self._run(lambda _: body.read(_CHUNK)):
                     await run_uninterrupted(asyncio.to_thread(_write, fd, data))
             yield fd

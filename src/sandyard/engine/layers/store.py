@@ -69,8 +69,9 @@ class LayerStore(Protocol):
 
     async def get_document(self, key: str) -> bytes: ...
 
-    def open_file(self, key: str, spool: Path) -> AbstractAsyncContextManager[int]:
-        """Provide the object as an open file while the context lasts. `spool` is a folder for a temporary copy."""
+    def open_file(self, key: str, spool: Path, size: int) -> AbstractAsyncContextManager[int]:
+        """Provide the object as an open file while the context lasts. `spool` is a folder for a temporary copy. Raises
+        InvalidInputError if it has another size."""
         ...
 
     async def find(self, key: str) -> StoredObject | None: ...
@@ -96,6 +97,14 @@ class S3Options:
     region: str | None = None
     access_key: str | None = None
     secret_key: str | None = None
+
+
+def check_size(key: str, actual: int, expected: int) -> None:
+    """Raise InvalidInputError if an object has another size than expected."""
+    if actual != expected:
+        raise InvalidInputError(
+            f"The object {key} in the layer store is damaged: it has {actual} bytes, not {expected}."
+        )
 
 
 class DirectoryStore:
@@ -153,9 +162,10 @@ class DirectoryStore:
         return await self._run(read)
 
     @asynccontextmanager
-    async def open_file(self, key: str, spool: Path) -> AsyncIterator[int]:
+    async def open_file(self, key: str, spool: Path, size: int) -> AsyncIterator[int]:
         fd = await self._run(lambda: os.open(self._find_path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
         try:
+            check_size(key, os.fstat(fd).st_size, size)
             yield fd
         finally:
             os.close(fd)

@@ -89,6 +89,16 @@ def test_gnu_tar_reads_a_packed_layer(tmp_path: Path) -> None:
         assert actual[name] == expected[name], name
 
 
+def test_a_layer_made_without_root_works_with_root(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "opaque").mkdir(parents=True)
+    for name in ("opaque", "origin"):
+        os.setxattr(source / "opaque", f"user.overlay.{name}", b"y")
+    report = pack(source, tmp_path / "blob", rootless=True)
+    unpack(tmp_path / "blob", tmp_path / "target", report["digest"], report["diff_id"])
+    assert os.listxattr(tmp_path / "target/opaque") == ["trusted.overlay.opaque"]
+
+
 def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

@@ -106,8 +106,11 @@ async def test_objects(store: LayerStore, tmp_path: Path, monkeypatch: pytest.Mo
     await store.put_file(KEY, tmp_path / "file")
     found = await store.find(KEY)
     assert found is not None and found.size == len(content) and abs(found.modified - time.time()) < 60
-    async with store.open_file(KEY, tmp_path) as fd:
+    async with store.open_file(KEY, tmp_path, len(content)) as fd:
         assert os.pread(fd, len(content) + 1, 0) == content
+    with pytest.raises(InvalidInputError, match=f"{len(content)} bytes, not 5"):
+        async with store.open_file(KEY, tmp_path, 5):
+            pass
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     await store.put_document("snapshots/one.json", b"{}")
     await store.put_document("snapshots/one.json", b"{1}")
@@ -115,12 +118,12 @@ async def test_objects(store: LayerStore, tmp_path: Path, monkeypatch: pytest.Mo
     assert [one.key async for one in store.list("snapshots/")] == ["snapshots/one.json"]
     assert [(one.key, one.size) async for one in store.list("blobs/")] == [(KEY, len(content))]
     await store.refresh(KEY)
-    async with store.open_file(KEY, tmp_path) as fd:
+    async with store.open_file(KEY, tmp_path, len(content)) as fd:
         assert os.pread(fd, 100, 0) == content[:100]
     await store.delete(KEY)
     await store.delete(KEY)
     with pytest.raises(NotFoundError):
-        async with store.open_file(KEY, tmp_path):
+        async with store.open_file(KEY, tmp_path, len(content)):
             pass
     with pytest.raises(NotFoundError):
         await store.get_document("snapshots/two.json")
