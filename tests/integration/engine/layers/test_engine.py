@@ -122,7 +122,7 @@ def test_the_template_base_travels_too(directory: Path, tmp_path: Path, isolatio
         started(LAYER_STORE=str(directory), BUILD_DESKTOP="false", BUILD_DOCKER="false") as engine,
         engine.client() as client,
     ):
-        metadata = {"isolation": isolation}
+        metadata = {"sandyard.isolation": isolation}
         sandbox = e2b.Sandbox.create(metadata=metadata, timeout=3600)
         script = "head -c 50000000 /dev/urandom > big; sudo rm -r /usr/share/doc; sudo mv /usr/share/man /usr/share/old"
         sandbox.commands.run(f"{script}; sudo useradd new; git init repo; find /usr /etc -type f -xdev | sort > list")
