@@ -330,6 +330,7 @@ class LayerService:
             await self._store.put_document(IDENTITY, json.dumps({"format": 1, "id": identity}).encode() + b"\n")
         if identity != known:
             self._database.set_meta(self._identity_key, identity)
+            self._wake.set()  # nothing is published in this store yet
             log.info("layer_store_opened", location=self._store.location, id=identity)
         self._identity = identity
         return identity
