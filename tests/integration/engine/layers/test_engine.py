@@ -63,6 +63,7 @@ def restart_without_data(engine: Engine) -> None:
     engine._start()
 
 
+@pytest.mark.slow
 def test_a_lost_engine_gets_its_snapshots_back(directory: Path) -> None:
     with started(DRIVER="fake", LAYER_STORE=str(directory)) as engine, engine.client() as client:
         sandbox = e2b.Sandbox.create()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from sandyard.engine.layers.manifest import Manifest
 from tests.integration.engine.layers import trees
 from tests.integration.engine.layers.harness import EngineHarness, lose
@@ -24,6 +26,7 @@ stat -c '%n %a %u %g %h' /bin/cat /var/sum2 /var/pipe /var/link; test ! -e /etc/
 """
 
 
+@pytest.mark.slow
 async def test_a_snapshot_survives_the_loss_of_the_machine(tmp_path: Path, directory: Path, rootfs: Path) -> None:
     first = EngineHarness(tmp_path / "first", directory, rootfs)
     async with first.running() as engine:
