@@ -53,7 +53,9 @@ def normalize(name: str) -> str:
 
 def declared_distributions() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return {normalize(re.split(r"[\[<>=!~; ]", line)[0]) for line in project["dependencies"]}
+    extras = project["optional-dependencies"].values()
+    lines = [*project["dependencies"], *(line for lines in extras for line in lines)]
+    return {normalize(re.split(r"[\[<>=!~; ]", line)[0]) for line in lines}
 
 
 def test_every_import_is_declared_and_every_dependency_imported() -> None:

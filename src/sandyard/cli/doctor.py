@@ -8,6 +8,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -37,7 +38,7 @@ def doctor(data_dir: Path | None) -> None:
         platform_findings = pool.submit(
             lambda: list(check_platform(data_dir))
         )  # network checks run while the driver is tested
-        healthy = _print_findings("Sandboxes", _check_sandboxes()) and healthy
+        healthy = _print_findings("Sandboxes", chain(_check_sandboxes(), _check_layer_store())) and healthy
         _print_findings("Templates", _check_templates())
         configured = _print_findings("Platform", platform_findings.result())
     if not configured:
@@ -123,6 +124,32 @@ def _check_sandboxes() -> Iterator[Finding]:
     if os.geteuid() == 0:
         for found in probe():
             yield Finding(found.name, found.ok, found.detail)
+
+
+def _check_layer_store() -> Iterator[Finding]:
+    from sandyard.engine.layers.service import check_store, open_store  # noqa: PLC0415 - slow to load
+    from sandyard.engine.settings import EngineSettings  # noqa: PLC0415
+
+    async def check(settings: EngineSettings) -> str:
+        store = open_store(settings)
+        try:
+            await check_store(store)
+        finally:
+            await store.close()
+        return store.location
+
+    try:
+        settings = EngineSettings.load()
+        if settings.layer_store is None:
+            yield Finding(
+                "layer store", True, "not set up: snapshots are lost with this machine (SANDYARD_LAYER_STORE)"
+            )
+            return
+        location = asyncio.run(check(settings))
+    except SandyardError as error:
+        yield Finding("layer store", False, error.message)
+    else:
+        yield Finding("layer store", True, f"snapshots are also stored in {location}")
 
 
 def _check_templates() -> Iterator[Finding]:

@@ -70,6 +70,11 @@ if TYPE_CHECKING:
     help="Give sandboxes this machine's certificate authorities and package settings.  [default: carry]",
 )
 @click.option(
+    "--layer-store",
+    metavar="LOCATION",
+    help="Also keep snapshots in this directory (absolute path) or at s3://bucket/prefix.",
+)
+@click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Log level.  [default: info]"
 )
 @click.option("--log-json", is_flag=True, default=None, help="Log one JSON object per line.")

@@ -43,6 +43,7 @@ COMMANDS = {
     "ca": ("sandyard.cli.ca", "ca"),
     "template": ("sandyard.engine.templates.commands", "template"),
     "volume": ("sandyard.cli.volumes", "volume"),
+    "snapshot": ("sandyard.cli.snapshots", "snapshot"),
     "completion": ("sandyard.cli.completion", "completion"),
     "platform": ("sandyard.cli.platform", "platform"),
 }
@@ -73,6 +74,7 @@ HELP = {
     "ca": "Show the engine's certificate authority and how to trust it.",
     "template": "Build and list the root file systems that sandboxes start from.",
     "volume": "List and delete volumes: files that sandboxes share.",
+    "snapshot": "List snapshots, and fetch them from the layer store.",
     "completion": "Print the shell completion script.",
 }
 """Help texts. Commands that are not listed here are internal."""

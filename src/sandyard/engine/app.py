@@ -24,6 +24,7 @@ from sandyard.engine.certificates import server_certificates as tls
 from sandyard.engine.certificates.authority import Authority
 from sandyard.engine.contract import Driver, PublicNames
 from sandyard.engine.drivers import load_driver
+from sandyard.engine.drivers.machine.kernel import is_root
 from sandyard.engine.e2b.control import api
 from sandyard.engine.e2b.control.context import Context
 from sandyard.engine.e2b.dataplane.asgi import App
@@ -34,6 +35,7 @@ from sandyard.engine.e2b.redirect import HTTP_PORT, Redirect
 from sandyard.engine.e2b.server import EngineProtocol
 from sandyard.engine.images.service import Images
 from sandyard.engine.images.service import Options as ImageOptions
+from sandyard.engine.layers.service import LayerService
 from sandyard.engine.sandboxes.model import Template
 from sandyard.engine.sandboxes.service import Sandboxes
 from sandyard.engine.secrets.outbound import SecretsOutbound
@@ -241,6 +243,11 @@ async def _open_components(
         driver = load_driver(settings, data.path, SecretsOutbound(secrets, egress_authority), public_names)
         images = Images(data.images, ImageOptions.from_settings(settings, authority_pem))
         await asyncio.to_thread(images.prepare)
+        layers = (
+            LayerService(settings, data, database, rootless=not is_root()) if settings.layer_store is not None else None
+        )
+        if layers is not None:
+            await asyncio.to_thread(layers.prepare)
         repository = BuildRepository(database)
         built = BuiltTemplates(repository, SystemClock())
         built.load()
@@ -267,14 +274,22 @@ async def _open_components(
         volumes = Volumes(database, driver, settings, sandboxes)
         await volumes.open()
         stack.push_async_callback(volumes.close)
-        images.start(lambda layer: sandboxes.uses_layer(layer) or builds.uses_layer(layer))
+
+        def uses_layer(layer: str) -> bool:
+            return sandboxes.uses_layer(layer) or builds.uses_layer(layer)
+
+        images.start(uses_layer)
         stack.push_async_callback(images.close)
         await builds.open()
         stack.push_async_callback(builds.close)
+        if layers is not None:
+            layers.open(sandboxes.components.snapshots, uses_layer, driver.find_layers)
+            stack.push_async_callback(layers.close)
+            sandboxes.pull_snapshot = layers.pull_missing
         if catalogue is not None:
             await catalogue.start()
             stack.push_async_callback(catalogue.close)
-        context = Context(sandboxes, templates, settings.default_limits, domain, secrets, builds, volumes)
+        context = Context(sandboxes, templates, settings.default_limits, domain, secrets, builds, volumes, layers)
         add_language = catalogue.add_language if catalogue is not None and settings.add_languages else None
         gateway = Gateway(
             sandboxes,

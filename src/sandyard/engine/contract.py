@@ -358,6 +358,11 @@ class Driver(Protocol):
         """Release the host. Sandboxes keep running."""
         ...
 
+    def find_layers(self, layers: Layers) -> Layers:
+        """Return the directories of these layers on this machine, to read them, whether they exist or not. Available
+        after `open`. Raises NotFoundError if a layer cannot be on this machine."""
+        ...
+
     def get_room(self) -> Room:
         """Return what is left now. Must be fast, because creates wait for it: never on a network."""
         ...

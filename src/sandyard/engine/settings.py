@@ -78,6 +78,13 @@ def validate_domain(value: str) -> str:
     return name + colon + port
 
 
+def validate_layer_store(value: str) -> str:
+    """Validate the location of a layer store."""
+    if not value.startswith(("/", "s3://")):
+        raise ValueError("must be the absolute path of a directory, or s3://bucket/prefix")
+    return value.rstrip("/") or value
+
+
 class EngineSettings(Settings):
     """The engine's configuration. Frozen. Sizes are in MiB, times in seconds."""
 
@@ -145,6 +152,23 @@ class EngineSettings(Settings):
     images_max_files: int = Field(default=1_000_000, ge=1)
     images_keep_s: float = Field(default=7 * 24 * 3600, ge=0)  # unused layers are deleted after this
 
+    # The layer store, in which snapshots survive the loss of this machine
+    layer_store: Annotated[str, AfterValidator(validate_layer_store)] | None = (
+        None  # /path/of/a/directory or s3://bucket/prefix; None: snapshots stay on this machine
+    )
+    layer_store_endpoint: str | None = None  # URL of an S3 server other than AWS
+    layer_store_region: str | None = None
+    layer_store_access_key: str | None = None  # None: what boto3 finds, such as AWS_ACCESS_KEY_ID or a role
+    layer_store_secret_key: Secret | None = None
+    layer_store_sweep_s: float = Field(default=3600, gt=0)  # interval at which unused blobs are deleted
+    # Blobs younger than this are never deleted, because another engine may be publishing a snapshot with them
+    layer_store_grace_s: float = Field(default=24 * 3600, ge=60)
+    layer_max_mb: int = Field(default=65536, ge=1)  # of one unpacked layer
+    layer_max_files: int = Field(default=2_000_000, ge=1)
+    layer_keep_s: float = Field(
+        default=7 * 24 * 3600, ge=0
+    )  # unused fetched snapshots and layers are deleted after this
+
     # Capacity limits
     # Client connections; at most a third of the engine's open file limit
     max_connections: int = Field(default=MOST, ge=1)
@@ -207,6 +231,11 @@ class EngineSettings(Settings):
         if isinstance(value, str):
             value = [part.strip() for part in value.split(",") if part.strip()]
         return tuple(Secret(item) if isinstance(item, str) else item for item in value)
+
+    @field_validator("layer_store_secret_key", mode="before")
+    @classmethod
+    def _wrap_secret(cls, value: Any) -> Any:
+        return Secret(value) if isinstance(value, str) else value
 
     @field_validator("images_dirs", "images_registries", "images_insecure", mode="before")
     @classmethod

@@ -10,9 +10,13 @@ from sandyard.kit.errors import InvalidInputError
 
 if TYPE_CHECKING:  # the processes that unpack images import this package, one for every layer, and need none of it
     from sandyard.engine.contract import Driver, Outbound, PublicNames
+    from sandyard.engine.drivers.layer_names import LayerLocation
     from sandyard.engine.settings import EngineSettings
 
 DRIVER_NAMES = ("namespace", "fake")
+LAYERS, FETCHED_SNAPSHOTS, FETCHED_TEMPLATES = "layers", "snapshots", "templates"
+"""The folder in the data directory for layers of published snapshots that were fetched. Folders in it: what sandboxes
+have written, and the layers below that."""
 SPARE_SLOTS = 1024
 """Paused sandboxes do not count as running, but each keeps its slot on the machine."""
 
@@ -28,14 +32,27 @@ def load_driver(
     if settings.driver == "fake":
         from sandyard.engine.drivers.fake.driver import FakeDriver  # noqa: PLC0415 - only tests use it
 
-        return FakeDriver(data_dir)
+        return FakeDriver(data_dir, make_layer_locations(settings, data_dir))
     raise InvalidInputError(f"Unknown driver {settings.driver!r}. Choose auto, {' or '.join(DRIVER_NAMES)}.")
+
+
+def make_layer_locations(settings: EngineSettings, data_dir: Path) -> dict[str, LayerLocation]:
+    """Return where other parts of the engine than the driver create layers, by kind."""
+    from sandyard.engine.drivers import layer_names as names  # noqa: PLC0415
+
+    fetched = data_dir / LAYERS
+    return {
+        names.TEMPLATE: names.LayerLocation(settings.templates_dir.absolute(), "rootfs"),
+        names.IMAGE: names.LayerLocation(data_dir / "images", "fs"),
+        names.TRUST: names.LayerLocation(data_dir / "trust", "rootfs"),
+        names.FETCHED_SNAPSHOT: names.LayerLocation(fetched / FETCHED_SNAPSHOTS, "fs"),
+        names.FETCHED_TEMPLATE: names.LayerLocation(fetched / FETCHED_TEMPLATES, "fs"),
+    }
 
 
 def _make_machine_driver(
     settings: EngineSettings, data_dir: Path, outbound: Outbound | None, public_names: PublicNames | None
 ) -> Driver:
-    from sandyard.engine.drivers import layer_names  # noqa: PLC0415
     from sandyard.engine.drivers.gvisor.runtime import GvisorRuntime  # noqa: PLC0415 - only where it is used
     from sandyard.engine.drivers.machine.cgroups import IoLimits  # noqa: PLC0415
     from sandyard.engine.drivers.machine.driver import MachineDriver  # noqa: PLC0415
@@ -54,11 +71,7 @@ def _make_machine_driver(
     )
     options = DriverOptions(
         data_dir,
-        layer_locations={
-            layer_names.TEMPLATE: layer_names.LayerLocation(settings.templates_dir.absolute(), "rootfs"),
-            layer_names.IMAGE: layer_names.LayerLocation(data_dir / "images", "fs"),
-            layer_names.TRUST: layer_names.LayerLocation(data_dir / "trust", "rootfs"),
-        },
+        layer_locations=make_layer_locations(settings, data_dir),
         max_slots=settings.max_sandboxes + settings.pool_size + SPARE_SLOTS,
         network=(lambda instance, state: Network(instance, state, network, outbound)) if is_root() else None,
         io=IoLimits(settings.io_weight, settings.io_read_mbps * 1_000_000, settings.io_write_mbps * 1_000_000),

@@ -15,6 +15,8 @@ from sandyard.kit.errors import NotFoundError
 TEMPLATE, TRUST, IMAGE, SNAPSHOT, SHARED = "tpl", "trust", "img", "snap", "shared"
 """Kinds of layers: of templates, of the engine's own authority, of images, of snapshots, and what stopped sandboxes
 share with their copies."""
+FETCHED_SNAPSHOT, FETCHED_TEMPLATE = "fetched-snap", "fetched-tpl"
+"""Kinds of layers that were fetched from a layer store: what sandboxes have written, and what is below that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,11 @@ class LayerLocation:
 
 def make_layer_name(kind: str, *parts: str) -> str:
     return f"{kind}:{'/'.join(parts)}"
+
+
+def get_layer_kind(layer: str) -> str:
+    """Return the kind of a layer that has a name."""
+    return layer.partition(":")[0]
 
 
 def find_layers(layers: Sequence[str], locations: Mapping[str, LayerLocation]) -> tuple[str, ...]:

@@ -13,11 +13,14 @@ from sandyard.kit.errors import InvalidInputError, NoSpaceError, SandyardError, 
 from sandyard.kit.python import SAFE_FOLDER, make_python_command, make_python_environment
 
 _ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONPATH")
+_PACKAGE = "sandyard.engine.images"
 _ERRORS: Mapping[str, type[SandyardError]] = {"full": NoSpaceError, "unconfined": UnsupportedError}
 
 
-async def run_process(module: str, request: Mapping[str, Any], what: str, source: int | None = None) -> dict[str, Any]:
-    """Run `python -m sandyard.engine.images.<module>` with descriptor `source` as its input and return its result. It
+async def run_process(
+    module: str, request: Mapping[str, Any], what: str, source: int | None = None, *, package: str = _PACKAGE
+) -> dict[str, Any]:
+    """Run `python -m <package>.<module>` with descriptor `source` as its input and return its result. It
     gets nothing of the engine's environment except the path of Python. Raises InvalidInputError, NoSpaceError, or
     UnsupportedError if it cannot be confined, with a message that starts with `what`. If cancelled, the process is
     killed and waited for."""
@@ -25,7 +28,7 @@ async def run_process(module: str, request: Mapping[str, Any], what: str, source
     request_fd = os.memfd_create("request")  # longer than an argument may be
     try:
         os.write(request_fd, json.dumps({**request, "parent": os.getpid()}).encode())
-        command = make_python_command(f"sandyard.engine.images.{module}", str(request_fd))
+        command = make_python_command(f"{package}.{module}", str(request_fd))
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=stdin,

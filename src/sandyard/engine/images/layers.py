@@ -24,7 +24,7 @@ from typing import Any
 from sandyard.engine.drivers.layer_names import IMAGE, make_layer_name
 from sandyard.engine.images import adapt, child
 from sandyard.engine.images.image_changes import AdaptOptions
-from sandyard.engine.images.source import Blob, Source
+from sandyard.engine.images.source import Blob, LayerSource
 from sandyard.engine.images.unpack import UnpackRequest
 from sandyard.engine.templates.folder import remove_tree
 from sandyard.kit.errors import InvalidInputError
@@ -70,8 +70,9 @@ class _Lock:
 
 
 class LayerFolder:
-    def __init__(self, folder: Path, keep_s: float) -> None:
+    def __init__(self, folder: Path, keep_s: float, layer_kind: str = IMAGE) -> None:
         self.folder = folder
+        self._layer_kind = layer_kind
         self._layers, self._adapted = folder / "layers", folder / "adapted"
         self.spool = folder / SPOOL
         self._keep_s = max(keep_s, _MIN_KEEP_S)
@@ -87,12 +88,14 @@ class LayerFolder:
             for leftover in folder.glob(f"{PARTIAL}*" if folder != self.spool else "*"):
                 remove_tree(leftover)
 
-    async def ensure(self, diff_id: str, blob: Blob, source: Source, budget: Budget, what: str) -> Layer:
+    async def ensure(
+        self, diff_id: str, blob: Blob, source: LayerSource, budget: Budget, what: str, *, exact: bool = False
+    ) -> Layer:
         """Return the layer with this content, fetched and unpacked if needed. Tasks that need the same layer wait for
-        each other."""
+        each other. `exact`: see UnpackRequest."""
         async with self._lock_key(diff_id):
             path = self._layers / f"{diff_id.removeprefix('sha256:')}.{FORMAT}"
-            if (known := _read_layer(path)) is not None:
+            if (known := _read_layer(path, self._name_layer(path))) is not None:
                 return known
             async with source.fetch(blob) as content, self._open_partial(self._layers) as work:
                 target = work / FS
@@ -107,11 +110,12 @@ class LayerFolder:
                     budget.bytes,
                     budget.entries,
                     budget.reserve,
+                    exact,
                 )
                 report = _validate_report(await child.run_process("unpack", asdict(request), what, content.fd), what)
                 (work / MANIFEST).write_text(json.dumps(report))
                 work.rename(path)
-            layer = _read_layer(path)
+            layer = _read_layer(path, self._name_layer(path))
             assert layer is not None
             return layer
 
@@ -140,7 +144,7 @@ class LayerFolder:
                     (work / MANIFEST).write_text(json.dumps(report))
                     work.rename(path)
             _touch(path)
-            return _name_layer(path), json.loads((path / MANIFEST).read_text())["user"]
+            return self._name_layer(path), json.loads((path / MANIFEST).read_text())["user"]
 
     async def collect(self, uses_layer: Callable[[str], bool]) -> int:
         """Remove layers that nothing uses and that were not requested for a while. Return how many were removed."""
@@ -153,7 +157,7 @@ class LayerFolder:
                     with contextlib.suppress(FileNotFoundError):
                         is_new = now - (path / MANIFEST).stat().st_mtime < self._keep_s
                         # records of earlier versions contain its path
-                        if is_new or uses_layer(_name_layer(path)) or uses_layer(str(path / FS)):
+                        if is_new or uses_layer(self._name_layer(path)) or uses_layer(str(path / FS)):
                             continue
                         trash = folder / f"{PARTIAL}{uuid.uuid4().hex}"
                         path.rename(trash)
@@ -162,6 +166,10 @@ class LayerFolder:
         if removed:
             log.info("image_layers_collected", count=removed)
         return removed
+
+    def _name_layer(self, path: Path) -> str:
+        """Return the name of the layer in this directory."""
+        return make_layer_name(self._layer_kind, path.parent.name, path.name)
 
     @contextlib.asynccontextmanager
     async def _lock_key(self, key: str) -> AsyncIterator[None]:
@@ -203,18 +211,13 @@ def _is_relative_path(path: object) -> bool:
     return isinstance(path, str) and "\0" not in path and not path.startswith("/") and ".." not in path.split("/")
 
 
-def _read_layer(path: Path) -> Layer | None:
+def _read_layer(path: Path, name: str) -> Layer | None:
     try:
         raw = json.loads((path / MANIFEST).read_text())
     except FileNotFoundError:
         return None
     _touch(path)
-    return Layer(str(path / FS), _name_layer(path), **{**raw, "implied": tuple(raw["implied"])})
-
-
-def _name_layer(path: Path) -> str:
-    """Return the name of the layer in this directory, which is in a folder of `LayerFolder`."""
-    return make_layer_name(IMAGE, path.parent.name, path.name)
+    return Layer(str(path / FS), name, **{**raw, "implied": tuple(raw["implied"])})
 
 
 def _touch(path: Path) -> None:

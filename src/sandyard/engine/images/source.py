@@ -34,11 +34,13 @@ class Content:
     size: int
 
 
-class Source(Protocol):
-    async def find(self) -> SourceImage:
-        """Find the image. Raises NotFoundError, ForbiddenError, UnsupportedError, UnreachableError or InvalidInputError."""
-        ...
-
+class LayerSource(Protocol):
     def fetch(self, blob: Blob) -> AbstractAsyncContextManager[Content]:
         """Provide the layer's bytes while the context lasts."""
+        ...
+
+
+class Source(LayerSource, Protocol):
+    async def find(self) -> SourceImage:
+        """Find the image. Raises NotFoundError, ForbiddenError, UnsupportedError, UnreachableError or InvalidInputError."""
         ...

@@ -56,14 +56,14 @@ class Tally:
 
 
 class Tree:
-    """The directory that receives a layer. `mark_opaque` is called with the descriptor of each directory that hides the
-    contents of lower layers."""
+    """The directory that receives a layer. `mark` is called with the descriptor of each directory that hides the contents
+    of lower layers."""
 
-    def __init__(self, root: int, *, privileged: bool, mark_opaque: Callable[[int], None]) -> None:
+    def __init__(self, root: int, *, privileged: bool, mark: Callable[..., None]) -> None:
         self.tally = Tally()
         self._root = root
         self._privileged = privileged
-        self._mark = mark_opaque
+        self._mark = mark
         # applied at the end, because adding files changes a directory's dates, and its mode may forbid adding files
         self._folders: dict[str, Meta] = {}
         self._open: tuple[str, int] | None = None
@@ -133,6 +133,7 @@ class Tree:
         if self._privileged:
             os.chown(name, meta.uid, meta.gid, dir_fd=parent, follow_symlinks=False)
         os.chmod(name, meta.mode, dir_fd=parent)  # just created, and not a link
+        os.utime(name, ns=(meta.mtime, meta.mtime), dir_fd=parent, follow_symlinks=False)
 
     def add_whiteout(self, path: str) -> bool:
         """Process the entry if its name is a whiteout, and return whether it was."""
@@ -259,13 +260,13 @@ class Tree:
 
     def _set_xattrs(self, fd: int, meta: Meta) -> None:
         for name, value in meta.xattrs:
-            filtered = _filter_attribute(name, value)
+            filtered = filter_attribute(name, value)
             if filtered is not None:
                 with contextlib.suppress(OSError):  # without root, or not supported by the file system
                     os.setxattr(fd, name, filtered)
 
 
-def _filter_attribute(name: str, value: bytes) -> bytes | None:
+def filter_attribute(name: str, value: bytes) -> bytes | None:
     if name == _CAPABILITY and len(value) >= 20:
         magic = struct.unpack_from("<I", value)[0]
         # version 3 belongs to one user namespace, which is not that of the sandbox: it is stored as version 2

@@ -1,4 +1,5 @@
-"""`python -m sandyard.engine.images.unpack`: unpack one layer into one directory, in a separate process.
+"""`python -m sandyard.engine.images.unpack`: unpack one layer into one directory, in a separate process. The layer is one
+of an image, or the upper layer of a sandbox that `engine.layers.pack` has packed (`UnpackRequest.exact`).
 
 The request is a JSON object in the descriptor given as the argument, the layer's file is descriptor 0, and the outcome is
 a JSON object on standard output: what was found, or `{"error": …}`. The process ends with its parent and has little
@@ -20,13 +21,24 @@ import socket
 import stat
 import tarfile
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from sandyard.engine.drivers.namespace import seccomp
-from sandyard.engine.images import confinement, zstd
+from sandyard.engine.images import confinement
 from sandyard.engine.images.stream import CHUNK, LayerError, NoRoomError, Slice, Stream, decompress, forget_members
 from sandyard.engine.images.tree import MAX_DEPTH, Meta, Tree
+from sandyard.engine.images.upper_tree import (
+    MAX_REDIRECT,
+    MAX_SPARSE_BYTES,
+    MAX_UPPER_DEPTH,
+    OPAQUE_ATTRIBUTE,
+    REDIRECT_ATTRIBUTE,
+    UpperTree,
+    is_redirect,
+    parse_upper_metadata,
+)
 from sandyard.engine.images.worker import check_outcome, collect_outcome, initialize_process, report_outcome
 
 _MEMORY_BYTES = 1 << 30
@@ -37,7 +49,8 @@ _MAX_MTIME_S = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class UnpackRequest:
-    """`digest` is that of the stored file, None if unknown; `diff_id` is that of the tar in it."""
+    """`digest` is that of the stored file, None if unknown; `diff_id` is that of the tar in it. `exact`: whiteouts are
+    device nodes, names have no special meaning, and all extended attributes are kept (`UpperTree`)."""
 
     target: str
     offset: int
@@ -47,13 +60,22 @@ class UnpackRequest:
     max_bytes: int
     max_entries: int
     reserve_bytes: int
+    exact: bool = False
+
+    @property
+    def owner(self) -> str:
+        """Return what the limits are those of, and the settings that they come from, for messages."""
+        return "snapshots" if self.exact else "the image"
+
+    @property
+    def settings(self) -> tuple[str, str]:
+        """Return the names of the settings for the maximum size and number of files."""
+        return ("layer_max_mb", "layer_max_files") if self.exact else ("images_max_mb", "images_max_files")
 
 
 def unpack(request: UnpackRequest, source: int) -> dict[str, Any]:
     """Unpack the layer. Blocks; raises LayerError, ConfinementError. For a separate process: descriptors are left open
     on failure."""
-    with contextlib.suppress(zstd.ZstdError):
-        zstd.load()
     root = os.open(request.target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     confiner = confinement.Confinement()
     control, worker_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -70,7 +92,8 @@ def unpack(request: UnpackRequest, source: int) -> dict[str, Any]:
             confinement.Rules(
                 program,
                 _MEMORY_BYTES,
-                file_bytes=request.max_bytes,
+                # a sparse file may be larger than everything in the layer
+                file_bytes=MAX_SPARSE_BYTES if request.exact else request.max_bytes,
                 capabilities=confinement.MAKE_FILES if confiner.privileged else confinement.NO_CAPABILITY,
                 root=request.target,
             ),
@@ -79,17 +102,20 @@ def unpack(request: UnpackRequest, source: int) -> dict[str, Any]:
     ]
     for fd in (source, plain_in, tar, worker_control.detach()):
         os.close(fd)
-    copier = _TarCopier(plain, tar_in, request.max_bytes)
+    copier = _TarCopier(plain, tar_in, request)
     copier.start()
     outcomes = confinement.wait_for_outcomes(
-        workers, {control.fileno(): lambda: _mark_opaque(control, root)}, lambda: _check_reserve(root, request)
+        workers,
+        {control.fileno(): lambda: _mark_directory(control, root, request)},
+        lambda: _check_reserve(root, request),
     )
     copier.join()
     copier.check()
     for outcome in outcomes:
         check_outcome(outcome)
     if copier.digest != request.diff_id:
-        raise LayerError("does not have the content that the image's configuration specifies (its digest differs)")
+        specified = "its manifest" if request.exact else "the image's configuration"
+        raise LayerError(f"does not have the content that {specified} specifies (its digest differs)")
     os.close(root)
     return outcomes[1]
 
@@ -97,16 +123,16 @@ def unpack(request: UnpackRequest, source: int) -> dict[str, Any]:
 class _TarCopier(threading.Thread):
     """Copies the tar from one worker to the other."""
 
-    def __init__(self, source: int, target: int, max_bytes: int) -> None:
+    def __init__(self, source: int, target: int, request: UnpackRequest) -> None:
         super().__init__(daemon=True)
-        self._source, self._target, self._max_bytes = source, target, max_bytes
+        self._source, self._target, self._request = source, target, request
         self._sha, self._size = hashlib.sha256(), 0
 
     def run(self) -> None:
         with contextlib.suppress(BrokenPipeError):  # the worker found an error and ended
             while data := os.read(self._source, CHUNK):
                 self._size += len(data)
-                if self._size > self._max_bytes:
+                if self._size > self._request.max_bytes:
                     break
                 self._sha.update(data)
                 _write(self._target, data)
@@ -114,9 +140,10 @@ class _TarCopier(threading.Thread):
         os.close(self._target)
 
     def check(self) -> None:
-        if self._size > self._max_bytes:
+        if self._size > self._request.max_bytes:
+            size, setting = self._request.max_bytes >> 20, self._request.settings[0]
             raise LayerError(
-                f"is larger than the {self._max_bytes >> 20} MiB that are left for the image (setting images_max_mb)"
+                f"is larger than the {size} MiB that are left for {self._request.owner} (setting {setting})"
             )
 
     @property
@@ -131,15 +158,19 @@ def _make_pipe() -> tuple[int, int]:
     return read, write
 
 
-def _mark_opaque(control: socket.socket, root: int) -> bool:
-    """Mark the directory whose descriptor is received next, which only the host's root can do. It is always within the
-    layer, because the worker can reach nothing else. Return False at the end of the stream."""
+def _mark_directory(control: socket.socket, root: int, request: UnpackRequest) -> bool:
+    """Set overlay's mark on the directory whose descriptor is received next, which only the host's root can do: that it
+    is opaque, or where it was before it was renamed. It is always within the layer, because the worker can reach nothing
+    else. Return False at the end of the stream."""
     try:
-        message, fds, _, _ = socket.recv_fds(control, 1, 1, socket.MSG_CMSG_CLOEXEC)
+        message, fds, _, _ = socket.recv_fds(control, MAX_REDIRECT + 1, 1, socket.MSG_CMSG_CLOEXEC)
         for fd in fds:
             status = os.fstat(fd)
             if stat.S_ISDIR(status.st_mode) and status.st_dev == os.fstat(root).st_dev:
-                os.setxattr(fd, "trusted.overlay.opaque", b"y")
+                if message == _DONE:
+                    os.setxattr(fd, OPAQUE_ATTRIBUTE, b"y")
+                elif request.exact and is_redirect(message):
+                    os.setxattr(fd, REDIRECT_ATTRIBUTE, message)
             os.close(fd)
         if message:
             control.send(_DONE, socket.MSG_DONTWAIT)
@@ -180,17 +211,20 @@ def _decompress(request: UnpackRequest, source: int, target: int) -> dict[str, A
 def _write_tree(request: UnpackRequest, source: int, control: socket.socket | None) -> dict[str, Any]:
     """Write the tree. `control` marks opaque directories; None without root."""
 
-    def mark(fd: int) -> None:
+    def mark(fd: int, redirect: bytes = b"") -> None:
         if control is None:
+            if redirect:
+                raise LayerError("contains a renamed directory, which needs an engine that runs as root")
             os.setxattr(fd, "user.overlay.opaque", b"y")
             return
-        socket.send_fds(control, [_DONE], [fd])
+        socket.send_fds(control, [redirect or _DONE], [fd])
         if control.recvmsg(1)[0] != _DONE:
             raise LayerError("could not be unpacked: the engine's process has ended")
 
     root = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     stream = Stream(source)
-    tree = Tree(root, privileged=control is not None, mark_opaque=mark)
+    kind = UpperTree if request.exact else Tree
+    tree = kind(root, privileged=control is not None, mark=mark)
     try:
         _extract(stream, tree, _Usage(root, request))
         tree.finish()
@@ -224,12 +258,14 @@ class _Usage:
         self._entries += 1
         self._bytes += size
         if size < 0 or self._bytes > self._request.max_bytes:  # sparse files count with their full size
+            size, setting = self._request.max_bytes >> 20, self._request.settings[0]
             raise LayerError(
-                f"unpacks to more than the {self._request.max_bytes >> 20} MiB that are left for the image (setting images_max_mb)"
+                f"unpacks to more than the {size} MiB that are left for {self._request.owner} (setting {setting})"
             )
         if self._entries > self._request.max_entries:
+            count, setting = self._request.max_entries, self._request.settings[1]
             raise LayerError(
-                f"has more files than the {self._request.max_entries} that are left for the image (setting images_max_files)"
+                f"has more files than the {count} that are left for {self._request.owner} (setting {setting})"
             )
         if self._bytes >= self._next_space_check or self._entries % 4096 == 0:
             self._next_space_check = self._bytes + _SPACE_CHECK_BYTES
@@ -248,8 +284,12 @@ def _extract(stream: Stream, tree: Tree, usage: _Usage) -> None:
             return
         raise
     while (member := tar.next()) is not None:
-        usage.add_entry(member.size if member.isreg() else 0)
-        _extract_member(stream, tree, tar, member)
+        if isinstance(tree, UpperTree):
+            usage.add_entry(_count_stored_bytes(member))
+            _extract_upper_member(stream, tree, member)
+        else:
+            usage.add_entry(member.size if member.isreg() else 0)
+            _extract_member(stream, tree, tar, member)
         forget_members(tar)
 
 
@@ -285,14 +325,72 @@ def _extract_member(stream: Stream, tree: Tree, tar: tarfile.TarFile, member: ta
         tally.devices += 1
 
 
-def normalize_path(name: str) -> str:
+def _extract_upper_member(stream: Stream, tree: UpperTree, member: tarfile.TarInfo) -> None:
+    path = normalize_path(member.name, MAX_UPPER_DEPTH)
+    tally, meta = tree.tally, parse_upper_metadata(member)
+    tally.entries += 1
+    if member.isdir():
+        tree.add_directory(path, meta)
+    elif not path:
+        raise LayerError("has an entry without a name")
+    elif member.isreg():
+        tally.bytes += _count_stored_bytes(member)
+        fd = tree.create_file(path, meta)
+        try:
+            extents = _get_extents(member)
+            if extents is None:
+                _copy(fd, stream, member.size)
+            else:
+                _copy_extents(fd, stream, extents, member.size)
+            tree.finish_file(fd, meta)
+        finally:
+            os.close(fd)
+    elif member.issym():
+        tree.add_symlink(path, member.linkname, meta)
+    elif member.islnk():
+        tree.add_hard_link(path, normalize_path(member.linkname, MAX_UPPER_DEPTH))
+    elif member.isfifo():
+        tree.add_pipe(path, meta)
+    elif member.ischr() and member.devmajor == member.devminor == 0:
+        tree.add_whiteout_device(path)
+    else:
+        raise LayerError(f"has a device node: {path[:200]!r}")
+
+
+def _count_stored_bytes(member: tarfile.TarInfo) -> int:
+    if not member.isreg():
+        return 0
+    extents = _get_extents(member)
+    return member.size if extents is None else sum(size for _, size in extents)
+
+
+def _get_extents(member: tarfile.TarInfo) -> Sequence[tuple[int, int]] | None:
+    """Return the parts of a sparse file that are not holes."""
+    return cast("Sequence[tuple[int, int]] | None", member.sparse)
+
+
+def _copy_extents(fd: int, stream: Stream, extents: Sequence[tuple[int, int]], size: int) -> None:
+    """Copy the parts of a sparse file that are not holes, which follow each other in the stream."""
+    end = 0
+    for offset, length in extents:
+        if offset < end or length < 0 or offset + length > size:
+            raise LayerError("has a sparse file whose parts are not in order")
+        end = offset + length
+        os.lseek(fd, offset, os.SEEK_SET)
+        _copy(fd, stream, length)
+    if size > MAX_SPARSE_BYTES:
+        raise LayerError("has a sparse file that is too large")
+    os.ftruncate(fd, size)
+
+
+def normalize_path(name: str, max_depth: int = MAX_DEPTH) -> str:
     """Return a path within the layer, without a leading slash; the root itself is "". Raises LayerError if it leads out
     of the layer."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise LayerError(f"contains a path that leads out of it: {name[:200]!r}")
-    if len(parts) > MAX_DEPTH:
-        raise LayerError(f"has directories nested deeper than {MAX_DEPTH} levels")
+    if len(parts) > max_depth:
+        raise LayerError(f"has directories nested deeper than {max_depth} levels")
     return "/".join(parts)
 
 

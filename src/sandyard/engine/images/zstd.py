@@ -1,14 +1,13 @@
-"""Zstandard decompression with the system's libzstd (part of every Debian and Ubuntu, because dpkg needs it), because
-Python 3.11 has none."""
+"""Zstandard decompression with bounded memory, because Python 3.11 has none."""
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from typing import Protocol
 
+import zstandard
+
 MAGIC = b"\x28\xb5\x2f\xfd"
-_IN_BYTES, _OUT_BYTES = 1 << 17, 1 << 17
+_IN_BYTES = 1 << 12  # decompresses to at most 128 MiB: the smallest block of 4 bytes to the largest of 128 KiB
 
 
 class ZstdError(Exception):
@@ -19,64 +18,38 @@ class Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-class _Buffer(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("pos", ctypes.c_size_t))
-
-
 class ZstdReader:
     """Reads consecutive frames. The library itself rejects windows larger than 128 MiB."""
 
     def __init__(self, source: Readable) -> None:
         self._source = source
-        self._lib = load()
-        self._stream = self._lib.ZSTD_createDStream()
-        if not self._stream:
-            raise MemoryError
-        self._in = ctypes.create_string_buffer(_IN_BYTES)
-        self._out = ctypes.create_string_buffer(_OUT_BYTES)
-        self._input = _Buffer(ctypes.addressof(self._in), 0, 0)
-        self._ready = b""
-        self._between_frames = True
-        self._pending = False  # the output buffer was full, so there may be more
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._frame: zstandard.ZstdDecompressionObj | None = None
+        self._input = b""
+        self._ready = memoryview(b"")
 
     def read(self, size: int, /) -> bytes:
         """Return at most `size` bytes, or none at the end."""
         while not self._ready:
-            if self._input.pos == self._input.size and not self._pending:
-                chunk = self._source.read(_IN_BYTES)
-                if not chunk:
-                    if not self._between_frames:
-                        raise ZstdError("is truncated")
-                    return b""
-                ctypes.memmove(self._in, chunk, len(chunk))
-                self._input.size, self._input.pos = len(chunk), 0
-            output = _Buffer(ctypes.addressof(self._out), _OUT_BYTES, 0)
-            left = self._lib.ZSTD_decompressStream(self._stream, ctypes.byref(output), ctypes.byref(self._input))
-            if self._lib.ZSTD_isError(left):
-                raise ZstdError(f"is not valid Zstandard data ({self._lib.ZSTD_getErrorName(left).decode()})")
-            self._between_frames, self._pending = left == 0, output.pos == _OUT_BYTES
-            self._ready = self._out.raw[: output.pos]
-        data, self._ready = self._ready[:size], self._ready[size:]
+            if not self._input:
+                self._input = self._source.read(_IN_BYTES)
+            if not self._input:
+                if self._frame is not None:
+                    raise ZstdError("is truncated")
+                return b""
+            self._ready = memoryview(self._decompress_input())
+        data, self._ready = bytes(self._ready[:size]), self._ready[size:]
         return data
 
-    def close(self) -> None:
-        self._lib.ZSTD_freeDStream(self._stream)
-
-
-@functools.cache
-def load() -> ctypes.CDLL:
-    """Load the library. Raises ZstdError. Call it before the process loses the ability to open files."""
-    try:
-        lib = ctypes.CDLL("libzstd.so.1")
-    except OSError:
-        raise ZstdError(
-            "is compressed with Zstandard, but libzstd is missing on this machine. Install libzstd1"
-        ) from None
-    lib.ZSTD_createDStream.restype = ctypes.c_void_p
-    lib.ZSTD_freeDStream.argtypes = (ctypes.c_void_p,)
-    lib.ZSTD_decompressStream.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Buffer), ctypes.POINTER(_Buffer))
-    lib.ZSTD_decompressStream.restype = ctypes.c_size_t
-    lib.ZSTD_isError.argtypes = (ctypes.c_size_t,)
-    lib.ZSTD_getErrorName.argtypes = (ctypes.c_size_t,)
-    lib.ZSTD_getErrorName.restype = ctypes.c_char_p
-    return lib
+    def _decompress_input(self) -> bytes:
+        if self._frame is None:
+            self._frame = self._decompressor.decompressobj()
+        try:
+            data = self._frame.decompress(self._input)
+        except zstandard.ZstdError as error:
+            raise ZstdError(f"is not valid Zstandard data ({error})") from None
+        if self._frame.eof:
+            self._input, self._frame = self._frame.unused_data, None
+        else:
+            self._input = b""
+        return data

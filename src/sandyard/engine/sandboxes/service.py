@@ -89,6 +89,8 @@ class Sandboxes:
             get_deadline=get_deadline,
         )
         self.internal = self.components.internal
+        self.pull_snapshot: Callable[[str], Coroutine[Any, Any, object]] | None = None
+        """Fetches a snapshot that is published under this id or name, if there is one."""
         self._creating: dict[tuple[str, str], tuple[bytes, asyncio.Task[Sandbox]]] = {}
 
     async def open(self) -> None:
@@ -109,6 +111,8 @@ class Sandboxes:
             raise InvalidInputError(
                 "A sandbox that pauses without memory cannot auto-resume. Keep its memory, or disable auto-resume."
             )
+        if self.pull_snapshot is not None and not self._has_template(request.template):
+            await self.components.tasks.finish(self.pull_snapshot(request.template))
         if request.idempotency_key is not None:
             return await self._create_once(request, (request.owner, request.idempotency_key))
         template = self.resolve_template(request.template)
@@ -372,6 +376,9 @@ class Sandboxes:
         if not found.ready:
             raise NotFoundError(f"template '{name[:200]}' {self.make_ready(found)}")
         return found
+
+    def _has_template(self, name: str) -> bool:
+        return self._templates.resolve(name) is not None or self.has_snapshot(name)
 
     def find_template(self, name: str) -> Template:
         """Return the template, ready or not. Raises NotFoundError."""

@@ -65,6 +65,7 @@ class Snapshots:
         self._removing: set[str] = set()
         self._unrecorded: set[str] = set()
         self.keepers: list[Callable[[], Iterable[str]]] = []  # each returns the hidden snapshots it needs
+        self.on_change: Callable[[], None] = lambda: None  # called when clients have a snapshot more or less
         self.hold_counts: dict[str, int] = {}  # ids of snapshots from which a sandbox is being created
 
     def load(self) -> None:
@@ -104,6 +105,7 @@ class Snapshots:
         stored = replace(snapshot, seq=seq)
         (self._deleted if hidden else self._live)[snapshot.id] = stored
         log.info("snapshot_created", snapshot=snapshot.id, sandbox=snapshot.sandbox_id, name=snapshot.name)
+        self.on_change()
         self.remove_unused()
         return stored
 
@@ -118,6 +120,7 @@ class Snapshots:
         for snapshot in found:
             self._deleted[snapshot.id] = self._live.pop(snapshot.id)
             log.info("snapshot_deleted", snapshot=snapshot.id)
+        self.on_change()
         self.remove_unused()
         return found
 
@@ -144,6 +147,21 @@ class Snapshots:
             isolation=snapshot.isolation,
             containers=snapshot.containers,
         )
+
+    def find(self, snapshot_id: str) -> Snapshot | None:
+        """Return a snapshot that clients see, or None."""
+        return self._live.get(snapshot_id)
+
+    def list_all(self) -> list[Snapshot]:
+        """Return the snapshots that clients see, oldest first."""
+        return list(self._live.values())
+
+    def is_used(self, snapshot_id: str) -> bool:
+        """Return whether a sandbox or another snapshot needs the files of this one."""
+        needed = {used for sandbox in self._list_sandboxes() for used in sandbox.snapshots}
+        needed |= {used for snapshot in self._live.values() for used in snapshot.snapshots}
+        needed.update(self._list_pooled(), *(keeper() for keeper in self.keepers), self.hold_counts)
+        return snapshot_id in needed
 
     def get_page(self, query: SnapshotQuery) -> Page[Snapshot]:
         after = None if query.cursor is None else decode_cursor(query.cursor)

@@ -50,6 +50,11 @@ class DataDir(OwnedFolder):
         return self.path / "images"
 
     @property
+    def layers(self) -> Path:
+        """Layers of published snapshots that were fetched from the layer store."""
+        return self.path / "layers"
+
+    @property
     def uploads(self) -> Path:
         """Files that clients uploaded for the COPY steps of builds."""
         return self.path / "uploads"

@@ -141,4 +141,20 @@ STEPS: tuple[str, ...] = (
     ) WITHOUT ROWID;
     CREATE UNIQUE INDEX volumes_by_name ON volumes (name) WHERE state = 'live';
     """,
+    """
+    CREATE TABLE layer_digests (      -- of layers that were packed for a layer store, or fetched from one
+        layer TEXT PRIMARY KEY,
+        digest TEXT NOT NULL,
+        spec TEXT NOT NULL            -- JSON
+    ) WITHOUT ROWID;
+    CREATE INDEX layer_digests_by_digest ON layer_digests (digest);
+
+    CREATE TABLE publications (
+        store TEXT NOT NULL,          -- identity of the layer store
+        snapshot_id TEXT NOT NULL,
+        state TEXT NOT NULL CHECK (state IN ('publishing', 'published', 'pulled', 'missing')),
+        used_at REAL NOT NULL,
+        PRIMARY KEY (store, snapshot_id)
+    ) WITHOUT ROWID;
+    """,
 )

@@ -584,7 +584,7 @@ class TestTemplates:
     async def test_snapshots_are_listed_in_pages(self, client: Client) -> None:
         parameters = {"sandboxID": "iabc-1", "limit": "3", "nextToken": "t", "name": ""}
         response = await client.get("/snapshots", params=parameters)
-        assert response.json() == [{"snapshotID": "mine:v1", "names": ["mine:v1"]}]
+        assert response.json() == [{"snapshotID": "mine:v1", "names": ["mine:v1"], "durable": False}]
         assert client.recorder.calls[-1][1] == SnapshotQuery("iabc", None, 3, "t")
         assert "x-next-token" not in response.headers
         assert (await client.get("/snapshots")).headers["x-next-token"] == "next"

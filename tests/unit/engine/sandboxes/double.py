@@ -231,6 +231,9 @@ class DoubleDriver:
             self._unswept = None
         self.on_doubt(list(self.host.machines), "Its host was restarted" if rebooted else "Its host was away")
 
+    def find_layers(self, layers: Layers) -> Layers:
+        return layers
+
     def get_room(self) -> Room:
         return Room(self.host.available_memory, self.host.free_disk, "/data", self.host.full)
 

@@ -30,7 +30,7 @@ from sandyard.engine.contract import (
 from sandyard.engine.drivers.fake import processes
 from sandyard.engine.drivers.fake.faults import Faults, When
 from sandyard.engine.drivers.fake.files import FakeFiles, copy_tree, delete_tree, measure_size
-from sandyard.engine.drivers.layer_names import SNAPSHOT, make_layer_name
+from sandyard.engine.drivers.layer_names import SNAPSHOT, LayerLocation, make_layer_name
 from sandyard.engine.drivers.room import read_room
 from sandyard.engine.drivers.volume_files.files import LocalVolumeFiles, VolumeThreads
 from sandyard.kit.errors import (
@@ -58,7 +58,7 @@ class FakeDriver:
     name = "fake"
     hairpin = None  # its sandboxes use the host's own network
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, layer_locations: Mapping[str, LayerLocation] | None = None) -> None:
         self.faults = Faults()
         self.capabilities = Capabilities(
             freeze=True,
@@ -78,7 +78,7 @@ class FakeDriver:
             },
         )
         self._data_dir = data_dir
-        self.files = FakeFiles(data_dir)
+        self.files = FakeFiles(data_dir, layer_locations or {})
         self.agents: dict[str, int] = {}
         self.on_doubt: OnDoubt = ignore_doubt
         self._volume_threads = VolumeThreads()
@@ -120,6 +120,9 @@ class FakeDriver:
         async with self._wrap_operation("close"):
             with contextlib.suppress(OSError):
                 self.files.sockets.rmdir()  # only if it is empty
+
+    def find_layers(self, layers: Layers) -> Layers:
+        return self.files.find_layers(layers)
 
     def get_room(self) -> Room:
         return read_room(self._data_dir)

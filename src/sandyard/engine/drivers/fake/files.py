@@ -8,11 +8,12 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from sandyard.engine.contract import Layers, Limits, Mount, NetworkPolicy, Spec
-from sandyard.engine.drivers.layer_names import SNAPSHOT, LayerLocation, find_layers
+from sandyard.engine.drivers.layer_names import FETCHED_SNAPSHOT, SNAPSHOT, LayerLocation, find_layers
 from sandyard.kit.errors import InvalidInputError, NoSpaceError, NotFoundError, SandyardError
 
 
@@ -20,11 +21,12 @@ class FakeFiles:
     """The paths of all files of this driver. Sockets are in a short separate directory, because their paths may have at
     most 107 bytes."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, layer_locations: Mapping[str, LayerLocation]) -> None:
         self.base = data_dir.absolute() / "fake"
         self.sandboxes = self.base / "sandboxes"
         self.snapshots = self.base / "snapshots"
         self.volumes = self.base / "volumes"
+        self._layer_locations = {**layer_locations, SNAPSHOT: LayerLocation(self.snapshots, "")}
         name = hashlib.sha256(str(self.base).encode()).hexdigest()[:12]
         self.sockets = Path(tempfile.gettempdir()) / f"sandyard-fake-{os.geteuid()}-{name}"
 
@@ -35,11 +37,13 @@ class FakeFiles:
     def find_snapshots(self, layers: Layers) -> list[Path]:
         """Return the directories of the snapshots among these layers, lowest first. Layers of templates have none: the
         host's own programs are used instead."""
-        found = find_layers(
-            [layer for layer in reversed(layers) if layer.startswith((f"{SNAPSHOT}:", f"{self.base}/"))],
-            {SNAPSHOT: LayerLocation(self.snapshots, "")},
-        )
+        prefixes = (f"{SNAPSHOT}:", f"{FETCHED_SNAPSHOT}:", f"{self.base}/")
+        found = self.find_layers(tuple(layer for layer in reversed(layers) if layer.startswith(prefixes)))
         return [Path(path) for path in found]
+
+    def find_layers(self, layers: Layers) -> Layers:
+        """Return the directories of these layers. Raises NotFoundError."""
+        return find_layers(layers, self._layer_locations)
 
     def get_root(self, sandbox_id: str) -> Path:
         return self.sandboxes / sandbox_id / "root"

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from sandyard.engine.drivers import FETCHED_SNAPSHOTS, LAYERS
 from sandyard.engine.drivers.machine.machine import NetSlot
 from sandyard.engine.drivers.machine.store.base import Store
 
@@ -26,9 +27,15 @@ _HOSTS = f"""127.0.0.1 localhost {HOSTNAME}
 
 def insert(store: Store, layers: Sequence[str], net: NetSlot | None) -> list[str]:
     """Return the layers of a sandbox with this layer in its place: above the template and below snapshots."""
-    prefix = f"{store.path}/"
-    outside = next((number for number, layer in enumerate(layers) if not layer.startswith(prefix)), len(layers))
-    return [*layers[:outside], get_or_create(store.path, net.dns if net else None), *layers[outside:]]
+    position = find_template(store.path, layers)
+    return [*layers[:position], get_or_create(store.path, net.dns if net else None), *layers[position:]]
+
+
+def find_template(store: Path, layers: Sequence[str]) -> int:
+    """Return the number of layers above the template: those of snapshots, which are in the store or were fetched from a
+    layer store."""
+    prefixes = (f"{store}/", f"{store.parent / LAYERS / FETCHED_SNAPSHOTS}/")
+    return next((number for number, layer in enumerate(layers) if not layer.startswith(prefixes)), len(layers))
 
 
 def get_or_create(store: Path, dns: str | None) -> str:

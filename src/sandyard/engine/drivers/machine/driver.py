@@ -149,6 +149,9 @@ class MachineDriver:
         network = self.machine.network
         return network.hairpin if network is not None else None
 
+    def find_layers(self, layers: Layers) -> Layers:
+        return self.machine.find_layers(layers)
+
     def get_room(self) -> Room:
         full = None
         try:

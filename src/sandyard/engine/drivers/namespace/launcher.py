@@ -39,7 +39,6 @@ class Launcher:
         on_loss: Callable[[], None],
     ) -> None:
         self._store = store
-        self._store_prefix = f"{store}/"
         self._base_layers: dict[str | None, str] = {}
         self._wanted_roots = [os.path.realpath(root) for root in roots]
         self._roots: list[str] = []  # those of the running zygote
@@ -91,11 +90,10 @@ class Launcher:
         those of `StartResources`. On failure no process is left."""
         await self.forker.ensure_running()
         layers = [*store.list_shared_layers(plan.id), *plan.layers]
-        outside = (number for number, layer in enumerate(layers) if not layer.startswith(self._store_prefix))
         dns = plan.net.dns if plan.net else None
         if dns not in self._base_layers:
             self._base_layers[dns] = base_layer.get_or_create(store.path, dns)
-        layers.insert(next(outside, len(layers)), self._base_layers[dns])
+        layers.insert(base_layer.find_template(store.path, layers), self._base_layers[dns])
         request = {
             "slot": plan.slot,
             "containers": plan.containers,

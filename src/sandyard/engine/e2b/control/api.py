@@ -7,7 +7,9 @@ from fastapi import FastAPI, Response
 from sandyard.engine.e2b.control import (
     builds,
     errors,
+    layer_store,
     lifecycle,
+    metrics,
     monitoring,
     sandboxes,
     secrets,
@@ -34,12 +36,16 @@ def build_app(context: Context, keys: ApiKeys) -> Guard:
 
     @app.get("/ready", status_code=204)
     async def ready() -> Response:
-        """Return whether a sandbox could be created now. `/health` only says that the engine is serving."""
+        """Return whether a sandbox could be created now. `/health` only says that the engine is serving. With 200 and a
+        message if it could, but snapshots are not published."""
         shortage = context.sandboxes.find_shortage()
-        return Response(status_code=204) if shortage is None else errors.make_error_response(503, shortage)
+        if shortage is not None:
+            return errors.make_error_response(503, shortage)
+        warning = context.layers.find_problem() if context.layers is not None else None
+        return Response(status_code=204) if warning is None else errors.make_error_response(200, warning)
 
     app.include_router(teams.make_router(keys))
-    for module in (monitoring, sandboxes, lifecycle, secrets, volumes, tags, builds, templates):
+    for module in (metrics, monitoring, layer_store, sandboxes, lifecycle, secrets, volumes, tags, builds, templates):
         app.include_router(module.make_router(context))
     return Guard(
         app,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sandyard.engine.builds.service import Builds
 from sandyard.engine.contract import Limits
+from sandyard.engine.layers.service import LayerService
 from sandyard.engine.sandboxes.model import Templates
 from sandyard.engine.sandboxes.service import Sandboxes
 from sandyard.engine.secrets.service import Secrets
@@ -24,6 +25,11 @@ class Context:
     secrets: Secrets
     builds: Builds
     volumes: Volumes
+    layers: LayerService | None = None  # None: without a layer store
+
+    def is_durable(self, snapshot_id: str) -> bool:
+        """Return whether a snapshot is also in the layer store."""
+        return self.layers is not None and self.layers.is_durable(snapshot_id)
 
 
 def parse_page_limit(value: int | None) -> int:

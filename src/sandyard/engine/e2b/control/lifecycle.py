@@ -86,7 +86,7 @@ def make_router(context: Context) -> APIRouter:
     @router.post("/snapshots")
     async def snapshot(sandbox_id: str, body: NewSnapshot | None = None) -> JSONResponse:
         record = await service.snapshot(strip_client_id(sandbox_id), body.name if body is not None else None)
-        return JSONResponse(views.render_snapshot(record), 201)
+        return JSONResponse(views.render_snapshot(record, durable=False), 201)
 
     combined = APIRouter()
 

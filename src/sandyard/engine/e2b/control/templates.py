@@ -45,7 +45,8 @@ def make_router(context: Context) -> APIRouter:
             SnapshotQuery(sandbox_id, name or None, parse_page_limit(limit), nextToken or None)
         )
         headers = {"X-Next-Token": page.next_cursor} if page.next_cursor else None
-        return JSONResponse([views.render_snapshot(record) for record in page.items], headers=headers)
+        shown = [views.render_snapshot(record, durable=context.is_durable(record.id)) for record in page.items]
+        return JSONResponse(shown, headers=headers)
 
     @router.get("/templates")
     async def list_v1() -> JSONResponse:

@@ -101,8 +101,9 @@ def render_detail(sandbox: Sandbox, domain: str | None) -> View:
     return view
 
 
-def render_snapshot(record: Snapshot) -> View:
-    return {"snapshotID": record.ref, "names": list(record.names)}
+def render_snapshot(record: Snapshot, *, durable: bool) -> View:
+    """`durable`: it is also in the layer store. E2B's snapshots do not say so."""
+    return {"snapshotID": record.ref, "names": list(record.names), "durable": durable}
 
 
 def render_metric(sample: Metric) -> View:
