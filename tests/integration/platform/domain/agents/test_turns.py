@@ -381,7 +381,9 @@ async def test_a_waiting_prompt_of_a_former_member_is_not_sent(harness: AgentHar
     platform = harness.platform
     member = await platform.person("member")
     project_id = await platform.project(platform.owner, member)
-    row, _ = await platform.services.sessions.create(platform.owner, title="mine", agent="acting", project_id=project_id)
+    row, _ = await platform.services.sessions.create(
+        platform.owner, title="mine", agent="acting", project_id=project_id
+    )
     first = await harness.turns.prompt(platform.owner, row.id, [{"type": "text", "text": "say 1\nhold"}])
     second = await harness.turns.prompt(member, row.id, [{"type": "text", "text": "say 2"}])
     third = await harness.turns.prompt(platform.owner, row.id, [{"type": "text", "text": "say 3"}])
