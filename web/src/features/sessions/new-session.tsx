@@ -13,7 +13,8 @@ import { Field, Input, Select } from "@/ui/field";
 import { errorMessage } from "@/ui/states";
 
 const NONE = "none";
-const DEFAULT = "default";
+/** Not the name of an agent or a mode: Claude Code has a mode called "default". */
+const DEFAULT = ":default";
 
 /** Start a conversation with an agent, in a repository or in an empty sandbox. */
 export function NewSessionDialog({

@@ -1,5 +1,5 @@
 import { Link, useNavigate } from "@tanstack/react-router";
-import { Bot, MessageSquare, ScrollText, SquareCheckBig } from "lucide-react";
+import { Bot, KeyRound, MessageSquare, ScrollText, Settings, SquareCheckBig } from "lucide-react";
 import { useState } from "react";
 import type { Attempt, Task } from "@/api/types";
 import { focusComposer } from "@/features/conversation/focus";
@@ -9,11 +9,32 @@ const LOOK =
   "inline-flex h-7 items-center gap-1 rounded-md border border-line-strong bg-surface px-2 text-xs font-medium hover:bg-hover";
 const ICON = "size-3.5";
 
-/** Actions for a verify command that still fails, besides a retry. Renders nothing for other failures. */
+const CREDENTIAL_ERRORS = ["remote_refused", "forge_unauthorized", "forge_forbidden"];
+/** A sandbox could not be created with the project's template, isolation or containers. */
+const SANDBOX_ERRORS = ["template_not_found", "engine_invalid"];
+
+/** Actions that can remove the cause of a failure, besides a retry. Renders nothing for other failures. */
 export function NextSteps({ task, attempt }: { task: Task; attempt: Attempt | undefined }) {
+  const code = attempt?.errorCode ?? "";
+  if (code === "verify_failed") return <VerifySteps task={task} attempt={attempt as Attempt} />;
+  const [tab, Icon, label] = CREDENTIAL_ERRORS.includes(code)
+    ? (["access", KeyRound, "Replace the token or key"] as const)
+    : SANDBOX_ERRORS.includes(code)
+      ? (["setup", Settings, "Change the sandbox settings"] as const)
+      : [null, null, null];
+  if (!tab) return null;
+  return (
+    <div className="mt-1.5 flex flex-wrap gap-1.5">
+      <Link to="/projects/$projectId" params={{ projectId: task.projectId }} search={{ tab }} className={LOOK}>
+        <Icon className={ICON} aria-hidden /> {label}
+      </Link>
+    </div>
+  );
+}
+
+function VerifySteps({ task, attempt }: { task: Task; attempt: Attempt }) {
   const [editing, setEditing] = useState(false);
   const navigate = useNavigate({ from: "/tasks/$taskId" });
-  if (attempt?.errorCode !== "verify_failed") return null;
   const tell = async () => {
     await navigate({ search: (search) => ({ ...search, tab: "conversation", at: undefined }) });
     if (attempt.sessionId) focusComposer(attempt.sessionId);

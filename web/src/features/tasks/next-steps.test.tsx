@@ -1,0 +1,30 @@
+/** What a failed task offers besides a retry. */
+import { renderToStaticMarkup } from "react-dom/server";
+import { expect, it, vi } from "vitest";
+
+vi.hoisted(() => vi.stubGlobal("location", { origin: "http://localhost" })); // read by the API client
+vi.mock("@tanstack/react-router", async (original) => ({
+  ...(await original<typeof import("@tanstack/react-router")>()),
+  Link: ({ search, children }: { search: { tab: string }; children: React.ReactNode }) => (
+    <a href={`?tab=${search.tab}`}>{children}</a>
+  ),
+  useNavigate: () => () => undefined,
+}));
+
+import type { Attempt, Task } from "@/api/types";
+import { NextSteps } from "./next-steps";
+
+const render = (errorCode: string | null) =>
+  renderToStaticMarkup(<NextSteps task={{ projectId: "prj_1" } as Task} attempt={{ errorCode } as Attempt} />);
+
+it.each(["remote_refused", "forge_unauthorized", "forge_forbidden"])("%s leads to the project's token", (code) => {
+  expect(render(code)).toMatch(/href="\?tab=access".*Replace the token/);
+});
+
+it.each(["template_not_found", "engine_invalid"])("%s leads to the sandbox settings", (code) => {
+  expect(render(code)).toMatch(/href="\?tab=setup".*Change the sandbox settings/);
+});
+
+it.each(["agent_failed", null])("%s has only a retry", (code) => {
+  expect(render(code)).toBe("");
+});
