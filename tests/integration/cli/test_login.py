@@ -67,7 +67,6 @@ def test_login_by_name_creates_a_token_that_logout_revokes(installation: Install
     ("arguments", "stdin", "code", "words"),
     [
         (("--token", "a", "--name", "b"), "", 2, "not both"),
-        (("--token", "-"), "\n", 1, "empty"),
         (("--token", "sy_\u00e9"), "", 1, "not a token"),
         (("ftp://x", "--token", "a"), "", 1, "not a server address"),
         (("http://127.0.0.1:1", "--token", "a"), "", 5, "Connection refused"),
@@ -79,6 +78,14 @@ def test_mistakes_are_reported_and_nothing_is_stored(
     result = CliRunner().invoke(cli, ["login", *arguments], input=stdin)
     assert result.exit_code == code
     assert words in result.stderr
+    assert not config_dir.exists(), "nothing is stored"
+
+
+def test_an_empty_token_is_an_error(server: Server, config_dir: Path) -> None:
+    server.on("GET", "/me", Reply(401, {"title": "Unauthorized", "status": 401, "code": "unauthenticated"}))
+    result = CliRunner().invoke(cli, ["login", "--token", "-"], input="\n")
+    assert result.exit_code == 1
+    assert "The token is empty" in result.stderr
     assert not config_dir.exists(), "nothing is stored"
 
 
