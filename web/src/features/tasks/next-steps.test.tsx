@@ -14,8 +14,10 @@ vi.mock("@tanstack/react-router", async (original) => ({
 import type { Attempt, Task } from "@/api/types";
 import { NextSteps } from "./next-steps";
 
-const render = (errorCode: string | null) =>
-  renderToStaticMarkup(<NextSteps task={{ projectId: "prj_1" } as Task} attempt={{ errorCode } as Attempt} />);
+function render(errorCode: string | null, failedStep = "provision") {
+  const attempt = { errorCode, steps: [{ name: failedStep, status: "failed" }] } as Attempt;
+  return renderToStaticMarkup(<NextSteps task={{ projectId: "prj_1" } as Task} attempt={attempt} />);
+}
 
 it.each(["remote_refused", "forge_unauthorized", "forge_forbidden"])("%s leads to the project's token", (code) => {
   expect(render(code)).toMatch(/href="\?tab=access".*Replace the token/);
@@ -23,6 +25,10 @@ it.each(["remote_refused", "forge_unauthorized", "forge_forbidden"])("%s leads t
 
 it.each(["template_not_found", "engine_invalid"])("%s leads to the sandbox settings", (code) => {
   expect(render(code)).toMatch(/href="\?tab=setup".*Change the sandbox settings/);
+});
+
+it("a request that the engine refuses in another step has only a retry", () => {
+  expect(render("engine_invalid", "checkout")).toBe("");
 });
 
 it.each(["agent_failed", null])("%s has only a retry", (code) => {

@@ -10,8 +10,13 @@ const LOOK =
 const ICON = "size-3.5";
 
 const CREDENTIAL_ERRORS = ["remote_refused", "forge_unauthorized", "forge_forbidden"];
-/** A sandbox could not be created with the project's template, isolation or containers. */
-const SANDBOX_ERRORS = ["template_not_found", "engine_invalid"];
+
+/** Return whether the sandbox could not be created with the project's template, isolation or containers. */
+function isSandboxRefused(attempt: Attempt | undefined): boolean {
+  if (attempt?.errorCode === "template_not_found") return true;
+  const failed = attempt?.steps?.findLast((step) => step.status === "failed")?.name ?? "";
+  return attempt?.errorCode === "engine_invalid" && ["setup", "provision"].includes(failed);
+}
 
 /** Actions that can remove the cause of a failure, besides a retry. Renders nothing for other failures. */
 export function NextSteps({ task, attempt }: { task: Task; attempt: Attempt | undefined }) {
@@ -19,7 +24,7 @@ export function NextSteps({ task, attempt }: { task: Task; attempt: Attempt | un
   if (code === "verify_failed") return <VerifySteps task={task} attempt={attempt as Attempt} />;
   const [tab, Icon, label] = CREDENTIAL_ERRORS.includes(code)
     ? (["access", KeyRound, "Replace the token or key"] as const)
-    : SANDBOX_ERRORS.includes(code)
+    : isSandboxRefused(attempt)
       ? (["setup", Settings, "Change the sandbox settings"] as const)
       : [null, null, null];
   if (!tab) return null;
