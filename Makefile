@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help up engine web wheel types test test-all check clients compatibility isolation screenshots format lock bench clean setup setup-dev setup-test setup-clients template template-interpreter template-desktop template-docker
+.PHONY: help up engine web wheel types test test-all check audit clients compatibility isolation screenshots format lock bench proof docs references clean setup setup-dev setup-test setup-clients setup-deployment setup-ray template template-interpreter template-desktop template-docker
 
 HOST ?= 127.0.0.1
 PORT ?= 8700
@@ -35,8 +35,9 @@ web: ## build the web application; a running platform serves it on the next page
 	@scripts/system-packages
 	@scripts/web
 
-wheel: setup web ## build a wheel in dist/, including the web application
+wheel: setup web ## build a wheel in dist/, including the web application, and its software bill of materials
 	@pip wheel --quiet --no-index --no-deps --no-build-isolation --wheel-dir dist .
+	@python scripts/sbom dist/sandyard.cdx.json
 
 types: setup-dev ## generate the API types for the web
 	@scripts/node-packages web
@@ -46,7 +47,7 @@ test: setup-test web template template-interpreter ## set up everything and run 
 	@scripts/static
 	@$(PYTEST) $(TESTS) $(ARGS)
 
-test-all: setup-test setup-clients web template template-interpreter template-desktop template-docker ## like test, with the slow tests, both databases, and the protocol in gVisor sandboxes
+test-all: docs setup-test setup-clients setup-deployment setup-ray web template template-interpreter template-desktop template-docker ## like test, with the slow tests, both databases, and the protocol in gVisor sandboxes
 	@scripts/static
 	@$(PYTEST) --all $(TESTS) $(ARGS)
 	@$(if $(filter tests,$(TESTS)),$(PYTEST) --all --min-isolation gvisor $(GVISOR_TESTS) $(ARGS))
@@ -54,6 +55,10 @@ test-all: setup-test setup-clients web template template-interpreter template-de
 check: setup-dev ## check formatting, lint, types and import directions, and run the unit tests
 	@scripts/static
 	@$(UNIT) --sqlite tests/unit $(ARGS)
+
+audit: setup-dev ## look up known vulnerabilities of the dependencies; needs the services of the package registries
+	@scripts/node-packages
+	@scripts/audit
 
 format: setup-dev ## format the code and apply ruff's automatic fixes
 	@ruff format --quiet .
@@ -63,6 +68,16 @@ format: setup-dev ## format the code and apply ruff's automatic fixes
 
 bench: setup-dev template template-interpreter ## run the benchmarks; prints a table and writes JSON to bench/results
 	@python -m bench $(ARGS)
+
+proof: setup-test setup-ray web template template-interpreter template-docker ## try what the README claims, and write docs/proof.md (an hour or more; ARGS=--full: many hours)
+	@python -m tests.proof $(ARGS)
+
+docs: ## build the documentation as a site in build/docs; broken links and anchors are errors
+	@scripts/system-packages
+	@scripts/docs
+
+references: setup-dev ## generate docs/reference from the code: settings, commands, events, routes
+	@python -m tests.documents
 
 screenshots: setup-test web template ## take screenshots of every page, light and dark, for docs/screenshots
 	@python -m tests.web.screenshots
@@ -87,7 +102,7 @@ lock: ## update the lock files; to upgrade: make lock ARGS=--upgrade
 	@scripts/lock $(ARGS)
 
 clean: ## remove environments, caches and results (keeps the engine's data and templates)
-	@rm -rf .venv .venv-e2b-2.50 .venv-node .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build \
+	@rm -rf .venv .venv-docs .venv-e2b-2.50 .venv-node .venv-ray .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build \
 	  bench/results tests/protocol/js/node_modules tests/forge/js/node_modules \
 	  web/node_modules web/openapi.json src/sandyard/platform/static
 	@find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -105,10 +120,16 @@ setup-test: setup-dev
 	@scripts/venv .venv-e2b-2.50 requirements/older-sdk.txt
 	@scripts/node-packages tests/protocol/js
 	@scripts/node-packages tests/forge/js
-	@scripts/get-runsc >/dev/null || echo "The tests of gVisor will be skipped."
+	@sandyard setup gvisor >/dev/null || echo "The tests of gVisor will be skipped."
 
 setup-clients:
 	@scripts/system-packages clients
+
+setup-deployment: # programs with which the files in deploy/ are tested
+	@scripts/deployment-programs >/dev/null
+
+setup-ray: # an environment with Ray, for the tests of hosts that Ray starts
+	@scripts/venv .venv-ray requirements/ray.txt
 
 template: # the default template; if it cannot be built, the engine uses `host` instead and says so
 	@sandyard template build base --if-possible

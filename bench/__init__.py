@@ -1,1 +1,1 @@
-"""What the engine costs, through the unmodified Python SDK, beside a floor measured in the same run."""
+"""Measure the engine through the unmodified Python SDK, next to a floor measured in the same run."""

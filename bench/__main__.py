@@ -7,11 +7,11 @@ import asyncio
 import sys
 from pathlib import Path
 
-from bench import agents, git, interpreter, isolation, large, measures, output, platform, tasks, templates, web
+from bench import agents, cluster, git, interpreter, isolation, large, measures, output, platform, tasks, templates, web
 from bench.processes import engine, floor, settle
 from bench.report import Row, machine, median, percentile, table, write
 
-PARTS = ["engine", "isolation", "e2b", "platform", "git", "large", "output", "tasks", "agents", "web"]
+PARTS = ["engine", "isolation", "cluster", "e2b", "platform", "git", "large", "output", "tasks", "agents", "web"]
 
 
 def print_progress(text: str) -> None:
@@ -31,6 +31,9 @@ def main() -> int:
     if options.only in (None, "isolation"):
         print_progress("gVisor beside namespaces")
         show("isolation levels", isolation.measure(rounds), options.out / "isolation.json")
+    if options.only in (None, "cluster"):
+        print_progress("a host beside the engine's own machine; many simulated hosts")
+        show("the cluster", [*cluster.measure(rounds), *cluster.measure_many(rounds)], options.out / "cluster.json")
     if options.only in (None, "e2b"):
         print_progress("templates and the code interpreter")
         show("templates and the code interpreter", measure_e2b(rounds), options.out / "e2b.json")

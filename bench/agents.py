@@ -45,10 +45,10 @@ async def _measure(rounds: int) -> list[Row]:
                 site = server.repository(f"acme/{agent}", files={f"src/{n}.py": f"print({n})\n" for n in range(200)})
                 body = {"name": agent, "repository": site.url, "token": token, "settings": SETTINGS}
                 project = (await client.post("/projects", json=body)).raise_for_status().json()["id"]
-                one = Bench(client, project, site, agent, models)
-                installed = await one.first_command()
-                warm = median([await one.first_command() for _ in range(rounds)])
-                new = median([await one.first_command_on_new_commit() for _ in range(rounds)])
+                run = Bench(client, project, site, agent, models)
+                installed = await run.first_command()
+                warm = median([await run.first_command() for _ in range(rounds)])
+                new = median([await run.first_command_on_new_commit() for _ in range(rounds)])
                 if agent == "demo":
                     floors = {"warm": warm, "new": new}
                     continue

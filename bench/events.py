@@ -1,5 +1,5 @@
-"""How long an event takes to everybody who watches: many SSE clients in one process, on plain sockets, so that what is
-measured is the platform and not its readers."""
+"""Measure how long an event takes to reach all readers. Many SSE clients run in one process on plain sockets, so that the
+platform is measured and not the clients."""
 
 from __future__ import annotations
 

@@ -48,6 +48,6 @@ def bare_kernel(sandbox: Sandbox, rounds: int) -> dict[str, float]:
     """Return the milliseconds that `kernel.py` measures."""
     python = "".join(sandbox.run_code("import sys; print(sys.executable)").logs.stdout).strip()
     sandbox.files.write(SCRIPT, Path(kernel.__file__).read_text())
-    said = sandbox.commands.run(f"{python} {SCRIPT} {rounds}", timeout=300).stdout
-    found: dict[str, float] = json.loads(said.splitlines()[-1])
+    output = sandbox.commands.run(f"{python} {SCRIPT} {rounds}", timeout=300).stdout
+    found: dict[str, float] = json.loads(output.splitlines()[-1])
     return found

@@ -30,11 +30,11 @@ def _measure_forks(rounds: int) -> list[Row]:
         sandbox = Sandbox.create(timeout=600)
         measures.hold_200_mb(sandbox)
         measures.fork_many_to_output(sandbox, 1)
-        one = median([measures.fork_many_to_output(sandbox, 1) for _ in range(rounds)])
+        single = median([measures.fork_many_to_output(sandbox, 1) for _ in range(rounds)])
         four = median([measures.fork_many_to_output(sandbox, 4) for _ in range(rounds)])
         sandbox.kill()
     return [
-        Row("gVisor: fork with 200 MB of memory → first output, p50", one, "ms", None, 1000.0),
+        Row("gVisor: fork with 200 MB of memory → first output, p50", single, "ms", None, 1000.0),
         Row("gVisor: 4 such forks at once → first output of all, p50", four, "ms", None, 3000.0),
     ]
 

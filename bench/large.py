@@ -1,4 +1,4 @@
-"""What grows with the size of things: the first task on a large repository beside a plain `git clone` of it on the host."""
+"""Measure what depends on size: the first task on a large repository, next to a plain `git clone` of it on the host."""
 
 from __future__ import annotations
 

@@ -49,13 +49,13 @@ def create_to_output(count: int, template: str | None = None) -> list[float]:
 async def burst(count: int) -> list[float]:
     """`count` at once from one client: the time of each from the common start to its first output."""
 
-    async def one() -> tuple[float, AsyncSandbox]:
+    async def create() -> tuple[float, AsyncSandbox]:
         sandbox = await AsyncSandbox.create(timeout=120)
         assert (await sandbox.commands.run("echo hi")).stdout == "hi\n"
         return (time.perf_counter() - start) * 1000, sandbox
 
     start = time.perf_counter()
-    results = await asyncio.gather(*(one() for _ in range(count)))
+    results = await asyncio.gather(*(create() for _ in range(count)))
     for _, sandbox in results:
         await sandbox.kill()
     return [elapsed for elapsed, _ in results]
@@ -143,18 +143,18 @@ def idle(endpoint: Endpoint, count: int) -> tuple[float, float, float]:
 async def make_idle(count: int) -> list[str]:
     gate = asyncio.Semaphore(16)
 
-    async def one() -> str:
+    async def create() -> str:
         async with gate:
             return (await AsyncSandbox.create(timeout=600)).sandbox_id
 
-    return list(await asyncio.gather(*(one() for _ in range(count))))
+    return list(await asyncio.gather(*(create() for _ in range(count))))
 
 
 async def kill_all(ids: list[str]) -> None:
     gate = asyncio.Semaphore(16)
 
-    async def one(sandbox_id: str) -> None:
+    async def kill(sandbox_id: str) -> None:
         async with gate:
             await AsyncSandbox.kill(sandbox_id)
 
-    await asyncio.gather(*(one(sandbox_id) for sandbox_id in ids))
+    await asyncio.gather(*(kill(sandbox_id) for sandbox_id in ids))

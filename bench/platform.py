@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -22,6 +21,7 @@ from e2b import AsyncSandbox
 from bench import events
 from bench.processes import Endpoint, engine, floor
 from bench.report import Row, median, percentile
+from bench.wire import Wire
 from sandyard.kit.listen import free_port
 
 READ_RATE = 200
@@ -112,48 +112,17 @@ async def client_of(url: str, token: str) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-class _Wire(asyncio.Protocol):
-    """One kept connection that asks one thing at a time: the least a client can do."""
-
-    def __init__(self) -> None:
-        self._data = b""
-        self._answer: asyncio.Future[int] | None = None
-        self._transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-
-    def ask(self, request: bytes) -> asyncio.Future[int]:
-        """Return the status of the response."""
-        assert self._transport is not None
-        self._answer = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
-        return self._answer
-
-    def data_received(self, data: bytes) -> None:
-        self._data += data
-        head, end, body = self._data.partition(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0] or 0) if end else 0
-        if end and len(body) >= length and self._answer is not None:
-            self._data = b""
-            self._answer.set_result(int(head[9:12]))
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(exc or ConnectionError("the server hung up"))
-
-
 async def reads(url: str, token: str, path: str, rate: int, seconds: float) -> list[float]:
     """Return the milliseconds of each request, sent at a constant rate whether or not earlier ones were answered."""
     address = urlsplit(url)
     request = f"GET {path} HTTP/1.1\r\nHost: {address.netloc}\r\nAuthorization: Bearer {token}\r\n\r\n".encode()
     loop = asyncio.get_running_loop()
-    idle: asyncio.Queue[_Wire] = asyncio.Queue()
+    idle: asyncio.Queue[Wire] = asyncio.Queue()
     for _ in range(CONNECTIONS):
-        idle.put_nowait((await loop.create_connection(_Wire, address.hostname, address.port))[1])
+        idle.put_nowait((await loop.create_connection(Wire, address.hostname, address.port))[1])
     samples: list[float] = []
 
-    async def one(due: float) -> None:
+    async def send_request(due: float) -> None:
         wire = await idle.get()
         status = await wire.ask(request)
         assert status < 300, status
@@ -165,7 +134,7 @@ async def reads(url: str, token: str, path: str, rate: int, seconds: float) -> l
     for number in range(round(rate * seconds)):
         due = begin + number / rate
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        tasks.append(asyncio.create_task(one(due)))
+        tasks.append(asyncio.create_task(send_request(due)))
     await asyncio.gather(*tasks)
     return samples[rate // 2 :]  # the first half second warms up
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,29 +43,61 @@ def floor() -> Iterator[Endpoint]:
         child.wait()
 
 
+class EngineProcess:
+    """An engine on a new data directory in `folder`. `settings`: SANDYARD_<NAME> variables."""
+
+    def __init__(self, options: Sequence[str], settings: Mapping[str, str]) -> None:
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="sandyard-bench-", dir=os.environ.get("SANDYARD_BENCH_DIR", "/var/tmp"))
+        )
+        self.data = self.folder / "data"
+        self.log = self.folder / "engine.log"
+        self.port, self.key = free_port(), secrets.token_hex(16)
+        where = ["--host", "127.0.0.1", "--port", str(self.port), "--data-dir", str(self.data), "--api-key", self.key]
+        self._command = [sys.executable, "-m", "sandyard", "engine", *where, *options]
+        self._variables = {**os.environ, **{f"SANDYARD_{name}": value for name, value in settings.items()}}
+        self._child: subprocess.Popen[bytes]
+
+    @property
+    def endpoint(self) -> Endpoint:
+        return Endpoint(f"http://127.0.0.1:{self.port}", self.key, self._child.pid)
+
+    def start(self) -> None:
+        """Start it and wait until it is ready."""
+        with self.log.open("ab") as log:
+            self._child = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._variables)
+        wait_ready(self.endpoint, self._child, self.log)
+
+    def kill(self) -> None:
+        self._child.kill()
+        self._child.wait()
+
+    def stop(self) -> None:
+        """Remove its sandboxes and end it."""
+        with contextlib.suppress(Exception):
+            destroy_all(self.endpoint)
+        self._child.terminate()
+        self._child.wait(60)
+
+    def delete(self) -> None:
+        """Delete everything."""
+        if os.path.ismount(self.data / "store"):
+            subprocess.run(["umount", str(self.data / "store")], check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
 @contextlib.contextmanager
 def engine(*options: str, **settings: str) -> Iterator[Endpoint]:
     """Start an engine on a new data directory and delete everything afterwards. `settings`: SANDYARD_<NAME> variables."""
-    data = Path(tempfile.mkdtemp(prefix="sandyard-bench-", dir=os.environ.get("SANDYARD_BENCH_DIR", "/var/tmp")))
-    port, key = free_port(), secrets.token_hex(16)
-    log = (data / "engine.log").open("wb")
-    where = ["--host", "127.0.0.1", "--port", str(port), "--data-dir", str(data / "data"), "--api-key", key]
-    command = [sys.executable, "-m", "sandyard", "engine", *where, *options]
-    variables = {**os.environ, **{f"SANDYARD_{name}": value for name, value in settings.items()}}
-    child = subprocess.Popen(command, stdout=log, stderr=log, env=variables)
-    endpoint = Endpoint(f"http://127.0.0.1:{port}", key, child.pid)
+    process = EngineProcess(options, settings)
     try:
-        wait_ready(endpoint, child, data / "engine.log")
-        yield endpoint
+        process.start()
+        try:
+            yield process.endpoint
+        finally:
+            process.stop()
     finally:
-        with contextlib.suppress(Exception):
-            destroy_all(endpoint)
-        child.terminate()
-        child.wait(60)
-        log.close()
-        if os.path.ismount(data / "data" / "store"):
-            subprocess.run(["umount", str(data / "data" / "store")], check=False)
-        shutil.rmtree(data, ignore_errors=True)
+        process.delete()
 
 
 def wait_ready(endpoint: Endpoint, child: subprocess.Popen[bytes], log: Path) -> None:

@@ -44,7 +44,7 @@ async def _measure(rounds: int) -> list[Row]:
             cards = await asyncio.gather(*(_add(client, project, f"feat: number {n}") for n in range(AT_ONCE)))
             ended = await _wait_until_finished(client, project, cards)
             seconds = time.perf_counter() - begun
-    finished = sum(one["status"] == "in_review" for one in ended)
+    finished = sum(item["status"] == "in_review" for item in ended)
     low = median(floors)
     return [
         Row("task add → the agent's first command, warm snapshot, p50", median(firsts), "s", low, 2),
@@ -70,8 +70,12 @@ async def first_command(
     assert ended["status"] == "in_review", ended
     session = ended["sessionId"]
     messages = (await client.get(f"/sessions/{session}/messages", params={"limit": 200})).raise_for_status().json()
-    said = [NOW.search(json.dumps(one["parts"])) for one in reversed(messages["items"]) if one["role"] == "agent"]
-    return next(float(found[1]) for found in said if found) - begun
+    times = [
+        NOW.search(json.dumps(message["parts"]))
+        for message in reversed(messages["items"])
+        if message["role"] == "agent"
+    ]
+    return next(float(found[1]) for found in times if found) - begun
 
 
 async def _add(
@@ -95,8 +99,8 @@ async def _wait_until_finished(client: httpx.AsyncClient, project: str, cards: l
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         page = (await client.get("/tasks", params={"projectId": project, "limit": 200})).raise_for_status().json()
-        found = [one for task in page["items"] if task["id"] in cards for one in task["attempts"]]
-        if time.monotonic() > deadline or (found and all(one["status"] in FINISHED for one in found)):
+        found = [attempt for task in page["items"] if task["id"] in cards for attempt in task["attempts"]]
+        if time.monotonic() > deadline or (found and all(item["status"] in FINISHED for item in found)):
             return found
         await asyncio.sleep(POLL_S)
 

@@ -91,7 +91,7 @@ def _weight(page: Page) -> float:
 def _frames(page: Page, selector: str | None) -> list[float]:
     found = page.evaluate(FRAMES, [selector, SECONDS])
     assert selector is None or found["scrolled"], f"nothing scrolls under {selector}"
-    return [float(one) for one in found["frames"]]
+    return [float(frame) for frame in found["frames"]]
 
 
 def _log(client: httpx.Client, page: Page) -> list[float]:

@@ -497,18 +497,18 @@ MOST = 200_000
 
 def hold_everything_counted(place):
     """Hold as much as possible as several users of the sandbox until it is killed. Writes the counts into a file."""
-    held = dict.fromkeys([one.__name__ for one in COUNTED], 0)
+    held = dict.fromkeys([item.__name__ for item in COUNTED], 0)
     for uid in (0, 1000, 2000):
         child, parent = os.pipe()
         if os.fork() == 0:
             os.setuid(uid)
             got = {}
-            for one in COUNTED:
-                got[one.__name__] = 0
+            for item in COUNTED:
+                got[item.__name__] = 0
                 try:
-                    while got[one.__name__] < MOST:
-                        one()
-                        got[one.__name__] += 1
+                    while got[item.__name__] < MOST:
+                        item()
+                        got[item.__name__] += 1
                 except OSError:
                     continue
             os.write(parent, json.dumps(got).encode())
@@ -523,9 +523,8 @@ def hold_everything_counted(place):
 
 def hold_netlink(megabytes):
     """Hold unread netlink responses for a minute. No cgroup counts their kernel buffers."""
-    request = struct.pack("IHHII", 32, 18, 5, 1, 0) + struct.pack(
-        "BBHiII", 0, 0, 0, 99999, 0, 0
-    )  # a link that does not exist
+    # a link that does not exist
+    request = struct.pack("IHHII", 32, 18, 5, 1, 0) + struct.pack("BBHiII", 0, 0, 0, 99999, 0, 0)
     held = []
     for _ in range(int(megabytes) // 8):  # the kernel doubles the requested size
         held.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))

@@ -67,7 +67,7 @@ class Session:
         response = self.client.post("/github/pull-requests", json=body, timeout=300)
         return response.status_code, dict(ok(response))
 
-    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+    def list_events(self, kind: str | None = None) -> list[dict[str, Any]]:
         events = ok(self.client.get("/events/history", params={"sessionId": self.id, "limit": 200}))["items"]
         return [event for event in events if kind in (None, event["kind"])]
 
@@ -125,7 +125,7 @@ def create_forge_project(
     return ForgeProject(platform, github, repository, token, created["id"])
 
 
-def problem(response: httpx.Response) -> dict[str, Any]:
+def check_problem(response: httpx.Response) -> dict[str, Any]:
     """Check that the response is one clear error, with a code and a sentence, and return it."""
     assert response.status_code >= 400, response.text
     assert response.headers["content-type"].startswith("application/problem+json")

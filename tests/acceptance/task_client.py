@@ -29,22 +29,22 @@ class Task:
     def get(self) -> dict[str, Any]:
         return dict(ok(self.client.get(f"/tasks/{self.id}")))
 
-    def attempts(self) -> list[dict[str, Any]]:
+    def list_attempts(self) -> list[dict[str, Any]]:
         return list(self.get()["attempts"])
 
-    def attempt(self) -> dict[str, Any]:
-        (attempt,) = self.attempts()
+    def get_attempt(self) -> dict[str, Any]:
+        (attempt,) = self.list_attempts()
         return dict(attempt)
 
     def wait_until_settled(self, *statuses: str, round_: int = 1, patience: float = PATIENCE) -> dict[str, Any]:
         """Wait until all attempts are settled in that round or a later one, check their statuses, and return the first."""
 
-        def settled_attempts() -> list[dict[str, Any]]:
-            attempts = self.attempts()
+        def get_settled_attempts() -> list[dict[str, Any]]:
+            attempts = self.list_attempts()
             settled = all(attempt["status"] in SETTLED and attempt["round"] >= round_ for attempt in attempts)
             return attempts if settled else []
 
-        attempts = until(settled_attempts, patience, TASK_PAUSE)
+        attempts = until(get_settled_attempts, patience, TASK_PAUSE)
         for attempt in attempts:
             assert not statuses or attempt["status"] in statuses, (
                 attempt["status"],

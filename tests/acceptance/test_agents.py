@@ -135,7 +135,7 @@ class AgentSession:
 
     def calls(self, prompt: str) -> list[Call]:
         """Return the model requests of that turn."""
-        return self.models.asked(self._unique_prompt(prompt))
+        return self.models.list_requests(self._unique_prompt(prompt))
 
     def _unique_prompt(self, prompt: str) -> str:
         return f"{prompt}, {self.agent.name}"
@@ -217,12 +217,12 @@ def test_a_task_becomes_a_pull_request(agent_session: AgentSession, github: GitH
     assert agent_session.project.repository.read(branch, "app.py") == b"def add(a, b):\n    return a + b\n"
     assert (attempt["diff"]["files"], attempt["diff"]["added"], attempt["diff"]["removed"]) == (1, 1, 1)
 
-    calls = agent_session.models.asked(keyword)
+    calls = agent_session.models.list_requests(keyword)
     assert len(calls) == (7 if agent_session.agent is CLAUDE else 6)
     assert {call.path for call in calls} == {agent_session.agent.path}
     assert {call.key for call in agent_session.models.calls} == {KEY}, "the platform must add its key to every request"
     assert "rhubarb" in json.dumps(calls[0].body), "the agent must read AGENTS.md"
-    sent = json.dumps(calls[-3].asked.results if calls[-3].asked else None) + json.dumps(calls[-3].body)
+    sent = json.dumps(calls[-3].request.results if calls[-3].request else None) + json.dumps(calls[-3].body)
     assert "python3 -m unittest -q" in sent
     assert attempt["spent"]["inputTokens"] >= 1500
     assert attempt["spent"]["outputTokens"] >= 150
@@ -303,7 +303,7 @@ def test_a_question_is_answered_with_a_label_or_a_number(agent_session: AgentSes
     assert (ask["kind"], "Which colour?" in json.dumps(ask)) == ("question", True)
     ok(agent_session.client.post(f"/asks/{ask['id']}/answer", json=make_answer_body(ask, answer)))
     assert agent_session.wait_for_turn(turn)["status"] == "completed"
-    sent = agent_session.calls(prompt)[-1].asked
+    sent = agent_session.calls(prompt)[-1].request
     assert sent and "Blue" in json.dumps(sent.results)
 
 
@@ -345,9 +345,8 @@ def test_mcp_servers_are_used_and_their_key_stays_outside_the_sandbox(agent_sess
         assert {part["status"] for part in tool_calls[-2:]} == {"completed"}
         update_settings(agent_session.project, agent={"permissions": {"deny": ["outer_word"]}})
         try:
-            agent_session.wait_for_turn(
-                agent_session.start_turn("use a tool as is denied", [*first, *DENIED_STEPS])
-            )  # some agents end their turn after a refusal
+            # some agents end their turn after a refusal
+            agent_session.wait_for_turn(agent_session.start_turn("use a tool as is denied", [*first, *DENIED_STEPS]))
         finally:
             update_settings(agent_session.project, agent={"permissions": {"deny": []}})
         check_denied_calls(agent_session.calls("use a tool as is denied"), agent_session.models)
@@ -404,7 +403,7 @@ def check_denied_calls(calls: list[Call], models: ModelServer) -> None:
 
 
 def offered_tools(call: Call) -> list[str]:
-    return [tool.name for tool in call.asked.tools] if call.asked else []
+    return [tool.name for tool in call.request.tools] if call.request else []
 
 
 def make_key_search(key: str) -> str:
@@ -422,17 +421,17 @@ def test_a_turn_can_be_cancelled(agent_session: AgentSession) -> None:
     ok(agent_session.client.post(f"/turns/{turn['id']}/cancel"), 202)
     assert agent_session.wait_for_turn(turn)["status"] == "cancelled"
     if agent_session.agent is OPENCODE:  # Codex closes its request only when the model sends more
-        agent_session.models.wait_for(lambda _: agent_session.calls("think about it forever")[0].gone)
+        agent_session.models.wait_for(lambda _: agent_session.calls("think about it forever")[0].disconnected)
     agent_session.run_turn("are you still there", [Say("I am here again.")])
     assert "I am here again." in agent_session.read_agent_text()
 
 
 @with_agents
 def test_a_request_to_a_failing_model_is_retried(agent_session: AgentSession) -> None:
-    cut = [] if agent_session.agent is GEMINI else [Cut()]  # Gemini CLI gives up after a partial response
-    agent_session.run_turn("stumble on your way", [Fail(500), *cut, Say("I have recovered.")])
+    interruptions = [] if agent_session.agent is GEMINI else [Cut()]  # Gemini CLI gives up after a partial response
+    agent_session.run_turn("stumble on your way", [Fail(500), *interruptions, Say("I have recovered.")])
     assert "I have recovered." in agent_session.read_agent_text()
-    assert len(agent_session.calls("stumble on your way")) == 2 + len(cut)
+    assert len(agent_session.calls("stumble on your way")) == 2 + len(interruptions)
 
 
 @pytest.mark.slow  # agents retry for half a minute
@@ -486,7 +485,7 @@ def test_a_task_over_its_budget_is_stopped(agent_session: AgentSession) -> None:
     assert attempt["errorCode"] == "over_budget"
     (turn,) = ok(agent_session.client.get(f"/sessions/{attempt['sessionId']}/turns"))["items"]
     assert turn["status"] == "over_budget"
-    assert len(agent_session.models.asked(keyword)) <= 4, "little may be spent beyond the budget"
+    assert len(agent_session.models.list_requests(keyword)) <= 4, "little may be spent beyond the budget"
     assert not any(step["name"] == "pull_request" for step in attempt["steps"])
 
 
@@ -501,6 +500,6 @@ def test_the_model_can_be_changed_between_turns(agent_session: AgentSession) -> 
     agent_session.run_turn("speak to the other provider", [Say("Another speaks.")], model="claude-scripted")
     call = agent_session.calls("speak to the other provider")[0]
     assert call.path == "/v1/messages"
-    assert call.asked
-    assert call.asked.model == "claude-scripted"
+    assert call.request
+    assert call.request.model == "claude-scripted"
     assert f"addition-{agent_session.agent.name}" in json.dumps(call.body)

@@ -173,6 +173,6 @@ def test_a_copied_installation_does_not_affect_the_original() -> None:
         assert original.status(sandbox) == "running"
         assert original.run(sandbox, "cat work.txt /proc/sys/kernel/random/boot_id") == f"original\n{boot}"
     finally:
-        for one in (copied, installation):
-            if one is not None:
-                one.stop()
+        for item in (copied, installation):
+            if item is not None:
+                item.stop()

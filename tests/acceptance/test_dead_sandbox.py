@@ -65,7 +65,7 @@ def test_a_task_continues_in_the_restarted_sandbox(engine: Engine, platform: Pla
         task = create_task(
             project, "Count\nappend log.txt: one\ncommit: feat: first\nappend log.txt: two\nsay: waiting\nsleep: 600"
         )
-        session = until(lambda: task.attempt()["sessionId"])
+        session = until(lambda: task.get_attempt()["sessionId"])
         until(lambda: task.client.get(f"/sessions/{session}").is_success)
         until(lambda: "waiting" in task.read_agent_text(session))
         sandbox = ok(task.client.get(f"/sessions/{session}"))["sandboxId"]
@@ -86,8 +86,8 @@ def test_an_interrupted_check_is_run_again(engine: Engine, platform: Platform) -
         command = "test -e /home/user/again && exit 0; touch /home/user/again; sleep 600"
         update_settings(project, verify={"command": command, "fixes": 0})
         task = create_task(project, "Count\nappend log.txt: one")
-        session = until(lambda: task.attempt()["sessionId"])
-        until(lambda: task.attempt()["step"] == "verify")
+        session = until(lambda: task.get_attempt()["sessionId"])
+        until(lambda: task.get_attempt()["step"] == "verify")
         sandbox = ok(task.client.get(f"/sessions/{session}"))["sandboxId"]
         engine_id = ok(task.client.get(f"/sandboxes/{sandbox}"))["engineId"]
         until(lambda: Sandbox.connect(engine_id).files.exists("/home/user/again"))

@@ -44,7 +44,7 @@ def list_findings(engine: Engine, sandbox: Sandbox, event: str) -> list[str]:
     return [line for line in engine.log.read_text().splitlines() if event in line and sandbox.sandbox_id in line]
 
 
-def test_neighbours_of_a_container_take_none_from_the_machine(attacker: Sandbox) -> None:
+def test_a_container_cannot_fill_the_neighbour_table_of_the_machine(attacker: Sandbox) -> None:
     """The kernel has one table for all network namespaces. When it is full, nobody finds a new neighbour."""
     before = count_refused_neighbours()
     start(attacker, "fill_neighbour_table 1")
@@ -58,7 +58,7 @@ def count_refused_neighbours() -> int:
     return sum(int(row[column], 16) for row in table[1:])
 
 
-def test_terminals_of_a_container_take_none_from_the_machine(attacker: Sandbox, new_sandbox: NewSandbox) -> None:
+def test_a_container_cannot_use_up_the_terminals_of_the_machine(attacker: Sandbox, new_sandbox: NewSandbox) -> None:
     neighbour = new_sandbox()
     start(attacker, "open_terminals 3500")
     terminal = neighbour.pty.create(PtySize(rows=24, cols=80))
@@ -87,13 +87,13 @@ def test_packets_that_circulate_in_containers_are_stopped(attacker: Sandbox, eng
     until(is_stopped)
 
 
-def test_a_file_server_that_never_answers_prevents_no_pause(attacker: Sandbox, engine: Engine) -> None:
+def test_a_file_server_that_never_answers_does_not_prevent_a_pause(attacker: Sandbox, engine: Engine) -> None:
     start(attacker, "wait_for_file_server")
     attacker.pause()
     assert list_findings(engine, attacker, "fuse_connections_aborted")
 
 
-def test_a_file_server_that_never_answers_prevents_no_kill(attacker: Sandbox, engine: Engine) -> None:
+def test_a_file_server_that_never_answers_does_not_prevent_a_kill(attacker: Sandbox, engine: Engine) -> None:
     others = set(fuse.list_connections(range(1 << 32)))
     start(attacker, "wait_for_file_server")
     assert set(fuse.list_connections(range(1 << 32))) - others

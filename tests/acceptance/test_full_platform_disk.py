@@ -72,7 +72,7 @@ def test_a_task_continues_after_the_full_disk_is_freed(platform: Platform, githu
     project = create_forge_project(platform, github)
     process = platform.process
     task = create_task(project, "\n".join(TASK_LINES))
-    until(lambda: task.attempt()["step"] == "agent" and task.read_agent_parts(task.attempt()["sessionId"]))
+    until(lambda: task.get_attempt()["step"] == "agent" and task.read_agent_parts(task.get_attempt()["sessionId"]))
 
     fill(disk / "filler")
     full_since = time.monotonic()

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.acceptance.project_client import Session, create_forge_project, problem
+from tests.acceptance.project_client import Session, check_problem, create_forge_project
 from tests.forge import GitHub, forge
 from tests.harness.engine import Engine
 from tests.harness.platform import Platform, ok, running, sign_in, until
@@ -61,7 +61,7 @@ def test_a_project_from_repository_to_merged_pull_request(platform: Platform, gi
     session.execute("echo 'print(1)' > src/login.py; sed -i s/two/zwei/ src/data.txt; rm src/app.py")
     status = ok(session.client.get(f"/git/{session.sandbox}/status"))
     assert {entry["path"] for entry in status["entries"]} == {"src/login.py", "src/data.txt", "src/app.py"}
-    refused = problem(session.post_git("commit", message="mended the login"))
+    refused = check_problem(session.post_git("commit", message="mended the login"))
     assert (refused["code"], refused["status"]) == ("commit_message", 400)
     commit = session.run_git("commit", message=refused["suggestion"])["commit"]
     history = ok(session.client.get(f"/git/{session.sandbox}/history"))["items"]
@@ -100,7 +100,7 @@ def test_a_project_from_repository_to_merged_pull_request(platform: Platform, gi
         project.slug, number, "The login needs a test.", path="src/login.py", remark="Where is it used?"
     )
     grace.check(project.slug, commit, "failure", name="tests", title="2 failed", summary="test_login: 2 failed")
-    until(lambda: session.events("pull_request.reviewed") and session.events("pull_request.checks_failed"))
+    until(lambda: session.list_events("pull_request.reviewed") and session.list_events("pull_request.checks_failed"))
     failing = until(lambda: (row := project.get_pull_request(number))["checks"] == "failing" and row)
     assert failing["review"] == "changes_requested"
     messages = until(lambda: "test_login" in (text := session.messages()) and text)
@@ -116,7 +116,7 @@ def test_a_project_from_repository_to_merged_pull_request(platform: Platform, gi
     grace.check(project.slug, second, "success", name="tests")
     grace.approve(project.slug, number)
     until(lambda: (row := project.get_pull_request(number))["checks"] == "passing" and row["review"] == "approved")
-    assert session.events("pull_request.checks_passed")
+    assert session.list_events("pull_request.checks_passed")
 
     # merge and clean up
     merged = project.act_on_pull_request(number, "merge")
@@ -127,7 +127,7 @@ def test_a_project_from_repository_to_merged_pull_request(platform: Platform, gi
     assert len(parents) == 2, "a squashed commit has one parent"
     until(lambda: branch not in project.repository.branches())
     until(lambda: project.get_pull_request(number)["branchDeletedAt"])
-    kinds = [event["kind"] for event in session.events()]
+    kinds = [event["kind"] for event in session.list_events()]
     for kind in (
         "git.started",
         "git.completed",
@@ -153,19 +153,19 @@ def test_webhooks_report_changes_on_the_forge(engine: Engine, github: GitHub) ->
         number = session.open_pull_request()[1]["number"]
         grace = github.colleague("grace")
         grace.request_changes(project.slug, number, "Not like this.")
-        until(lambda: session.events("pull_request.reviewed"))
+        until(lambda: session.list_events("pull_request.reviewed"))
         grace.comment(project.slug, number, "One more word.")
-        until(lambda: session.events("pull_request.commented"))
+        until(lambda: session.list_events("pull_request.commented"))
         grace.check(project.slug, commit, "failure", name="lint", summary="E501")
-        until(lambda: session.events("pull_request.checks_failed"))
+        until(lambda: session.list_events("pull_request.checks_failed"))
         until(lambda: "One more word." in (text := session.messages()) and "E501" in text)
         grace.merge(project.slug, number)
         until(lambda: project.get_pull_request(number)["state"] == "merged")
-        until(lambda: session.events("pull_request.merged"))
+        until(lambda: session.list_events("pull_request.merged"))
         delivered = grace.deliveries(project.slug, hook)
         assert delivered
         assert {delivery["status_code"] for delivery in delivered} <= {202}
-        counts = [len(session.events(f"pull_request.{kind}")) for kind in ("reviewed", "commented", "merged")]
+        counts = [len(session.list_events(f"pull_request.{kind}")) for kind in ("reviewed", "commented", "merged")]
         assert counts == [1, 1, 1]
         unsigned = platform.client.post("/webhooks/github", json={"repository": {"full_name": project.slug}})
         assert unsigned.status_code == 401
@@ -200,7 +200,7 @@ def test_a_draft_pull_request_is_marked_ready_and_closed(sqlite_platform: Platfo
     assert project.act_on_pull_request(number, "close")["state"] == "closed"
     grace.reopen(project.slug, number)
     assert project.get_pull_request(number, refresh=True)["state"] == "open"
-    assert session.events("pull_request.reopened")
+    assert session.list_events("pull_request.reopened")
 
 
 @pytest.mark.slow
@@ -216,7 +216,7 @@ def test_conflicts_are_reported_by_file(sqlite_platform: Platform, github: GitHu
     check = session.run_git("update", how="check")
     assert {conflict["path"] for conflict in check["conflicts"]} == {"src/data.txt", "both.txt", "src/app.py"}
     for how in ("rebase", "merge"):
-        error = problem(session.post_git("update", how=how))
+        error = check_problem(session.post_git("update", how=how))
         assert (error["status"], error["code"]) == (409, "conflicts")
         assert {file["path"]: bool(file["kind"]) for file in error["files"]} == {
             "src/data.txt": True,
@@ -333,7 +333,7 @@ def test_tags_branches_and_staging_of_single_files(sqlite_platform: Platform, gi
     session.run_git("stage", paths=["a.txt"])
     first = session.run_git("commit", message="feat: a alone", everything=False)["commit"]
     assert session.execute("git show --stat --format= HEAD").split()[0] == "a.txt"
-    early = problem(session.post_git("tag", name="v1.0.0", message="First.", push=True))
+    early = check_problem(session.post_git("tag", name="v1.0.0", message="First.", push=True))
     assert "Push the branch first" in early["detail"]
     session.run_git("push")
     session.run_git("tag", name="v1.0.0", message="First.", push=True)

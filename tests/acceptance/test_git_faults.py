@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from sandyard.kit.ids import random_id
-from tests.acceptance.project_client import ForgeProject, Session, create_forge_project, problem
+from sandyard.kit.ids import make_random_id
+from tests.acceptance.project_client import ForgeProject, Session, check_problem, create_forge_project
 from tests.forge import GitHub, forge
 from tests.harness.engine import Engine
 from tests.harness.platform import Platform, ok, running, until
@@ -63,7 +63,7 @@ def shared_session(platform: Platform, module_forge: GitHub) -> tuple[ForgeProje
 @pytest.fixture
 def unpushed(shared_session: tuple[ForgeProject, Session], github: GitHub) -> tuple[ForgeProject, Session]:
     """The shared project and session, with one more commit that is not pushed."""
-    name = random_id()
+    name = make_random_id()
     shared_session[1].commit_file(f"{name}.txt", "new\n", f"feat: {name}")
     return shared_session
 
@@ -117,7 +117,7 @@ def test_a_push_with_lasting_faults_fails_with_an_error(
         github.faults.cut("push", after=300, times=1000)
     else:
         github.faults.cut("refs", after=10, times=1000)
-    error = problem(session.post_git("push"))
+    error = check_problem(session.post_git("push"))
     assert (error["code"], error["status"]) == ("remote_unreachable", 502)
     github.faults.clear()
     session.run_git("push")
@@ -134,10 +134,10 @@ def test_a_clone_succeeds_after_a_broken_connection(platform: Platform, github: 
 
 def test_an_expired_token_can_be_replaced(project: ForgeProject, session: Session, github: GitHub) -> None:
     project.token.expire()
-    error = problem(session.post_git("push"))
+    error = check_problem(session.post_git("push"))
     assert error["code"] == "remote_refused"
     assert project.token.text not in str(error)
-    error = problem(session.client.post("/github/pull-requests", json={"sandboxId": session.sandbox}))
+    error = check_problem(session.client.post("/github/pull-requests", json={"sandboxId": session.sandbox}))
     assert error["code"] == "forge_unauthorized"  # the permission is checked before anything is pushed
     tested = ok(session.client.post(f"/projects/{project.id}/test"))
     assert tested["ok"] is False
@@ -150,10 +150,10 @@ def test_an_expired_token_can_be_replaced(project: ForgeProject, session: Sessio
 
 def test_a_token_without_permission_is_refused(project: ForgeProject, session: Session, github: GitHub) -> None:
     project.set_credentials(token=github.tokens.make("reader", write=False).text)
-    error = problem(session.post_git("push"))
+    error = check_problem(session.post_git("push"))
     assert error["code"] == "remote_refused"
     project.set_credentials(token=github.tokens.make("stranger", repositories=["acme/other"]).text)
-    assert problem(session.post_git("push"))["code"] == "remote_missing"
+    assert check_problem(session.post_git("push"))["code"] == "remote_missing"
     project.set_credentials(token=project.token.text)
     session.run_git("push")
     assert_pushed_once(project, session)
@@ -169,10 +169,10 @@ def test_a_branch_changed_on_the_forge_is_not_overwritten(
     github.faults.before_push(
         lambda: their_commits.append(project.repository.commit({"theirs.txt": "x\n"}, "fix: x", branch=branch))
     )
-    error = problem(session.post_git("push"))
+    error = check_problem(session.post_git("push"))
     assert (error["status"], error["code"]) == (409, "branch_moved")
     assert project.repository.head(branch) == their_commits[0], "the push must not be forced"
-    assert problem(session.post_git("push"))["code"] == "branch_moved"
+    assert check_problem(session.post_git("push"))["code"] == "branch_moved"
     session.run_git("update", how="merge", source="branch")
     session.run_git("push")
     assert project.repository.is_ancestor(their_commits[0], branch)
@@ -182,7 +182,7 @@ def test_a_branch_changed_on_the_forge_is_not_overwritten(
 def test_a_push_rejected_by_the_remote_shows_the_reason(unpushed: tuple[ForgeProject, Session]) -> None:
     project, session = unpushed
     project.repository.reject("Not on Sundays.")
-    error = problem(session.post_git("push"))
+    error = check_problem(session.post_git("push"))
     assert error["code"] == "remote_rejected"
     assert "Not on Sundays." in error["detail"]
     project.repository.accept()
@@ -211,7 +211,7 @@ def test_a_pull_request_is_opened_once(project: ForgeProject, session: Session, 
     API_FAULTS[name](github)
     response = session.client.post("/github/pull-requests", json={"sandboxId": session.sandbox})
     if not response.is_success:
-        problem(response)
+        check_problem(response)
     number = until(
         lambda: session.client.post("/github/pull-requests", json={"sandboxId": session.sandbox}).json().get("number")
     )
@@ -219,7 +219,7 @@ def test_a_pull_request_is_opened_once(project: ForgeProject, session: Session, 
     assert [pull["number"] for pull in pulls] == [number]
     rows = ok(session.client.get("/github/pull-requests", params={"projectId": project.id}))["items"]
     assert [row["number"] for row in rows] == [number]
-    assert [event["data"]["number"] for event in session.events("pull_request.opened")] == [number]
+    assert [event["data"]["number"] for event in session.list_events("pull_request.opened")] == [number]
 
 
 @pytest.mark.parametrize("fault", _mark_slow_except(["502", "unanswered", "limit"], "unanswered"))
@@ -235,7 +235,7 @@ def test_a_merge_is_done_once(project: ForgeProject, session: Session, github: G
     def is_merged() -> bool:
         response = session.client.post(f"/github/pull-requests/{number}/merge", json={"projectId": project.id})
         if not response.is_success:
-            problem(response)
+            check_problem(response)
         return response.is_success and response.json()["state"] == "merged"
 
     until(is_merged)

@@ -17,7 +17,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from tests.acceptance.project_client import ForgeProject, Session, create_forge_project, problem
+from tests.acceptance.project_client import ForgeProject, Session, check_problem, create_forge_project
 from tests.acceptance.secret_scanner import ProcessWatcher, SecretScanner
 from tests.forge import GitHub, forge
 from tests.harness.engine import Engine, serving
@@ -63,7 +63,7 @@ def test_credentials_are_not_disclosed_anywhere(engine: Engine, platform: Platfo
         ("app key", app.private_key),
     ):
         scanner.add_secret(name, text)
-    assert scanner.find_in_text(f"Basic {_basic_credentials(token)}") == {"token, base64"}, (
+    assert scanner.find_in_text(f"Basic {_encode_basic_credentials(token)}") == {"token, base64"}, (
         "the search must find encoded secrets"
     )
 
@@ -112,10 +112,10 @@ def _run_git_operations(
     session.wait_for_checkout()
     session.commit_file("a.txt", "a\n", "feat: a")
     project.repository.reject("Not on Sundays.")
-    responses.append(json.dumps(problem(session.post_git("push"))))
+    responses.append(json.dumps(check_problem(session.post_git("push"))))
     project.repository.accept()
     github.faults.answer(502, times=100, on="git")
-    responses.append(json.dumps(problem(session.post_git("push"))))
+    responses.append(json.dumps(check_problem(session.post_git("push"))))
     github.faults.clear()
     gate = github.faults.hold("push")
     pushing = threading.Thread(target=session.post_git, args=("push",))
@@ -187,24 +187,24 @@ def _search_sandbox(engine: Engine, scanner: SecretScanner, session: Session, st
     engine_id = ok(session.client.get(f"/sandboxes/{session.sandbox}"))["engineId"]
     pids = until(
         lambda: (
-            [pid for pid in _processes(engine, engine_id) if scanner.find_in_memory(pid) & {"canary"}]
-            and _processes(engine, engine_id)
+            [pid for pid in _list_processes(engine, engine_id) if scanner.find_in_memory(pid) & {"canary"}]
+            and _list_processes(engine, engine_id)
         )
     )
     assert len(pids) > 1
-    memory = {pid: _without_canary(scanner.find_in_memory(pid)) for pid in pids}
+    memory = {pid: _remove_canary(scanner.find_in_memory(pid)) for pid in pids}
     assert not any(memory.values()), memory
     root = Path(f"/proc/{pids[-1]}/root")
     files = scanner.find_in_files(root, since=started_at)
-    assert not any(_without_canary(names) for names in files.values()), files
+    assert not any(_remove_canary(names) for names in files.values()), files
     assert f"{root}/home/user/canary.txt" in files, "the search must include the disk of the sandbox"
 
 
-def _without_canary(names: set[str]) -> set[str]:
+def _remove_canary(names: set[str]) -> set[str]:
     return {name for name in names if not name.startswith("canary")}
 
 
-def _processes(engine: Engine, sandbox: str) -> list[int]:
+def _list_processes(engine: Engine, sandbox: str) -> list[int]:
     pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -214,5 +214,5 @@ def _processes(engine: Engine, sandbox: str) -> list[int]:
     return sorted(pids)
 
 
-def _basic_credentials(token: str) -> str:
+def _encode_basic_credentials(token: str) -> str:
     return base64.b64encode(f"x-access-token:{token}".encode()).decode()

@@ -15,9 +15,11 @@ from e2b import Sandbox
 
 from tests.harness.engine import Engine
 from tests.harness.platform import ok, running, until
+from tests.proof.record import record
 
 SEED = int(os.environ.get("SANDYARD_SEED", secrets.randbelow(1 << 32)))
 COMMANDS = 10
+KILLS = int(os.environ.get("SANDYARD_OUTPUT_KILLS", "50"))
 PRINT_NUMBERS = """exec python3 -uc 'import itertools, time
 for number in itertools.count():
     print(number)
@@ -93,6 +95,8 @@ def run_with_kills(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not missing, f"seed {SEED}: {missing} lines missing"
     assert repeated <= times * COMMANDS, f"seed {SEED}: {repeated} lines repeated"
     assert not leftovers
+    lines = sum(len(follower.read_numbers()) for follower in followers)
+    record({"kills of the engine": times, "lines": lines}, {"lines": missing})
 
 
 @pytest.mark.timeout(300)
@@ -103,7 +107,7 @@ def test_no_line_of_a_command_is_lost_when_the_engine_is_killed(monkeypatch: pyt
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_no_line_of_a_command_is_lost_in_many_kills(monkeypatch: pytest.MonkeyPatch) -> None:
-    run_with_kills(500 // COMMANDS, monkeypatch)
+    run_with_kills(KILLS, monkeypatch)
 
 
 # 20 MB that hardly compress, over enough time to kill two processes meanwhile
@@ -134,3 +138,4 @@ def test_no_byte_of_large_output_is_lost_when_platform_and_engine_are_killed(eng
                 stored.update(piece)
         assert stored.hexdigest() == copied["stdout"].split()[0]
         ok(client.delete(f"/sandboxes/{sandbox}"))
+    record({"kills of platform and engine": 2, "bytes": LARGE_OUTPUT_BYTES}, {"bytes": 0})

@@ -29,7 +29,7 @@ def execute(client: httpx.Client, sandbox: str, command: str, **more: object) ->
     return result
 
 
-def status(client: httpx.Client, sandbox: str) -> str:
+def get_status(client: httpx.Client, sandbox: str) -> str:
     return str(ok(client.get(f"/sandboxes/{sandbox}"))["status"])
 
 
@@ -53,10 +53,10 @@ def test_a_session_from_creation_to_deletion(engine: Engine, platform: Platform)
     count_step = 'time.sleep(0.2); n += 1; open("/tmp/next", "w").write(str(n)); os.replace("/tmp/next", "/tmp/n")'
     counter = f"python3 -c 'import os, time\nn = 41\nwhile True:\n    {count_step}'"
     execute(client, sandbox, f"nohup {counter} >/dev/null 2>&1 & echo $! > /tmp/pid")
-    until(lambda: status(client, sandbox) == "paused")
+    until(lambda: get_status(client, sandbox) == "paused")
     assert [info.state.value for info in Sandbox.list().next_items()] == ["paused"]
     for _ in range(3):
-        assert status(client, sandbox) == "paused", "reading must not resume the sandbox"
+        assert get_status(client, sandbox) == "paused", "reading must not resume the sandbox"
         ok(client.get(f"/sandboxes/{sandbox}/metrics"))
     assert execute(client, sandbox, "kill -0 $(cat /tmp/pid) && echo alive")["stdout"] == "alive\n"
     count = int(str(execute(client, sandbox, "cat /tmp/n")["stdout"]))
@@ -93,7 +93,7 @@ def test_a_session_from_creation_to_deletion(engine: Engine, platform: Platform)
 
     assert client.delete(f"/sandboxes/{sandbox}").status_code == 204
     assert client.delete(f"/sandboxes/{sandbox}").status_code == 204
-    assert status(client, sandbox) == "destroyed"
+    assert get_status(client, sandbox) == "destroyed"
     assert client.post(f"/sandboxes/{sandbox}/execute", json={"command": "true"}).status_code == 410
     assert ok(client.delete(f"/sessions/{session['id']}"), 204) is None
     assert client.get(f"/sessions/{session['id']}").status_code == 404
@@ -138,7 +138,7 @@ def test_a_lost_sandbox_is_replaced_from_its_checkpoint(engine: Engine, platform
     execute(client, sandbox, "echo precious > work.txt")
     ok(client.post(f"/sessions/{session['id']}/checkpoint"))
     Sandbox.kill(ok(client.get(f"/sandboxes/{sandbox}"))["engineId"])  # without telling the platform
-    until(lambda: status(client, sandbox) == "error")
+    until(lambda: get_status(client, sandbox) == "error")
     assert ok(client.get(f"/sandboxes/{sandbox}"))["error"]
     refused = client.post(f"/sandboxes/{sandbox}/execute", json={"command": "true"})
     assert (refused.status_code, refused.json()["code"]) == (409, "sandbox_failed")

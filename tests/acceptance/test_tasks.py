@@ -11,8 +11,8 @@ from e2b import Template
 
 from sandyard.engine.drivers.gvisor.runsc import Runsc
 from sandyard.kit.errors import UnsupportedError
-from sandyard.kit.ids import random_id
-from tests.acceptance.project_client import Session, create_forge_project, problem
+from sandyard.kit.ids import make_random_id
+from tests.acceptance.project_client import Session, check_problem, create_forge_project
 from tests.acceptance.task_client import create_task, update_settings
 from tests.forge import GitHub, forge
 from tests.harness.engine import Engine
@@ -56,7 +56,7 @@ def test_a_task_from_creation_to_merge(platform: Platform, github: GitHub) -> No
     pushes = [item for item in events if item["kind"] == "git.completed" and item["data"]["operation"] == "push"]
     assert len(pushes) == 1, "opening the pull request must not push again"
 
-    refusal = problem(task.move("in_progress"))
+    refusal = check_problem(task.move("in_progress"))
     assert "feedback" in refusal["detail"].lower()
     ok(task.move("in_progress", feedback="create SECOND.md: more"))
     assert task.wait_until_settled("in_review", round_=2)["round"] == 2
@@ -71,7 +71,7 @@ def test_a_task_from_creation_to_merge(platform: Platform, github: GitHub) -> No
 
     ok(task.client.post(f"/github/pull-requests/{pull['number']}/merge", json={"projectId": project.id}))
     until(lambda: task.get()["status"] == "done")
-    assert task.attempt()["status"] == "merged"
+    assert task.get_attempt()["status"] == "merged"
     sandbox = ok(task.client.get(f"/sessions/{attempt['sessionId']}"))["sandboxId"]
     until(lambda: ok(task.client.get(f"/sandboxes/{sandbox}"))["status"] == "destroyed")
     assert "counted" in task.read_agent_text(attempt["sessionId"])
@@ -119,7 +119,7 @@ def test_questions_and_permission_requests_are_answered(platform: Platform, gith
     )
     (ask,) = until(task.list_pending_asks)
     assert (ask["kind"], "colour" in ask["title"].lower()) == ("question", True)
-    assert task.attempt()["status"] == "running"
+    assert task.get_attempt()["status"] == "running"
     platform.restart()  # a question survives a restart of the platform
     (ask,) = task.list_pending_asks()
     ok(task.client.post(f"/asks/{ask['id']}/answer", json={"content": {"answer": "blue"}}))
@@ -154,9 +154,9 @@ def test_processes_left_by_a_turn_do_not_block_its_commit(platform: Platform, gi
     """The processes take all process slots of the sandbox, so that neither git nor anything else can start."""
     project = create_forge_project(platform, github, files={"fill.py": FILL})
     task = create_task(project, "Fill it\ncreate kept.txt: kept\nrun: python3 fill.py")
-    until(lambda: task.attempt()["sandboxId"])
-    until(lambda: "kept.txt" in json.dumps(task.read_agent_parts(task.attempt()["sessionId"])))
-    sandbox = f"/sandboxes/{task.attempt()['sandboxId']}"
+    until(lambda: task.get_attempt()["sandboxId"])
+    until(lambda: "kept.txt" in json.dumps(task.read_agent_parts(task.get_attempt()["sessionId"])))
+    sandbox = f"/sandboxes/{task.get_attempt()['sandboxId']}"
 
     def get_refusal() -> str | None:
         response = ok(task.client.post(f"{sandbox}/execute", json={"command": "true"}))
@@ -174,8 +174,8 @@ def test_a_stopped_task_is_cancelled_and_pushes_nothing(platform: Platform, gith
     """The task is stopped during a turn. What was done is kept, and the task can continue later."""
     project = create_forge_project(platform, github)
     task = create_task(project, "Work long\ncreate first.txt: 1\nsleep: 600\ncreate second.txt: 2")
-    until(lambda: task.attempt()["sandboxId"])
-    until(lambda: "first.txt" in json.dumps(task.read_agent_parts(task.attempt()["sessionId"])))
+    until(lambda: task.get_attempt()["sandboxId"])
+    until(lambda: "first.txt" in json.dumps(task.read_agent_parts(task.get_attempt()["sessionId"])))
     ok(task.client.post(f"/tasks/{task.id}/stop"))
     attempt = task.wait_until_settled("cancelled")
     assert task.get()["status"] == "cancelled"
@@ -190,7 +190,7 @@ def test_failed_tasks_show_the_reason(platform: Platform, github: GitHub) -> Non
     crashing_task = create_task(project, "Crash\ncreate before.txt: x\ncrash")
     idle_task = create_task(project, "Do nothing\nsay: nothing to do")
     body = {"projectId": project.id, "title": "x", "agent": "nobody-has-this"}
-    unknown = problem(project.client.post("/tasks", json=body))
+    unknown = check_problem(project.client.post("/tasks", json=body))
     assert "demo" in unknown["detail"], "the error must name the available agents"
     failed_attempt = create_task(project, "Think", agent="codex").wait_until_settled("failed")
     assert (failed_attempt["errorCode"], [step["name"] for step in failed_attempt["steps"]]) == ("no_model", ["setup"])
@@ -207,7 +207,7 @@ def test_one_of_two_attempts_is_picked(platform: Platform, github: GitHub) -> No
     text = "Try\nrun: echo $RANDOM$RANDOM > number.txt"
     task = create_task(project, text, attempts=[{"agent": "demo"}] * 2)
     task.wait_until_settled("ready")
-    attempts = task.attempts()
+    attempts = task.list_attempts()
     assert [item["number"] for item in attempts] == [1, 2]
     assert len({item["sessionId"] for item in attempts}) == 2
     names = [step["detail"]["branch"] for item in attempts for step in item["steps"] if step["name"] == "checkout"]
@@ -216,8 +216,8 @@ def test_one_of_two_attempts_is_picked(platform: Platform, github: GitHub) -> No
     assert task.get()["status"] == "in_review"
     assert len(project.repository.branches()) == 1
     ok(task.client.post(f"/tasks/{task.id}/pick", json={"attemptId": attempts[1]["id"]}))
-    until(lambda: task.attempts()[1]["status"] == "in_review")
-    assert [item["status"] for item in task.attempts()] == ["archived", "in_review"]
+    until(lambda: task.list_attempts()[1]["status"] == "in_review")
+    assert [item["status"] for item in task.list_attempts()] == ["archived", "in_review"]
     assert len(github.colleague("grace").pulls(project.slug, "all")) == 1
     assert task.read_agent_text(attempts[0]["sessionId"]), "the transcript of the other attempt must be kept"
 
@@ -248,7 +248,7 @@ def test_attempts_continue_from_a_live_session(platform: Platform, github: GitHu
     task = create_task(project, text, fromSessionId=session.id, attempts=[{"agent": "demo"}] * 2)
     platform.restart()
     task.wait_until_settled("ready")
-    for attempt in task.attempts():
+    for attempt in task.list_attempts():
         names = [step["name"] for step in attempt["steps"]]
         assert names == ["setup", "provision", "checkout", "agent", "verify", "commit"]
         created = ok(task.client.get("/events/history", params={"sessionId": attempt["sessionId"], "limit": 200}))
@@ -257,7 +257,7 @@ def test_attempts_continue_from_a_live_session(platform: Platform, github: GitHu
 
     branch = f"task/finish-it-{task.id[-4:]}-2"
     ok(task.client.post(f"/tasks/{task.id}/pick", json={"attemptId": "2"}))
-    until(lambda: task.attempts()[1]["status"] == "in_review")
+    until(lambda: task.list_attempts()[1]["status"] == "in_review")
     assert task.get_pull_request()["headBranch"] == branch
     assert project.repository.read(branch, "unfinished.txt") == b"half\nwhole\n"
     assert project.repository.read(branch, "seen.txt") == b"kept\nhalf\n"
@@ -273,7 +273,7 @@ def test_attempts_continue_from_a_live_session(platform: Platform, github: GitHu
 def test_a_session_that_a_task_starts_from_may_disappear(platform: Platform, github: GitHub) -> None:
     project, other = create_forge_project(platform, github), create_forge_project(platform, github)
     session = project.create_session()
-    refusal = problem(
+    refusal = check_problem(
         project.client.post("/tasks", json={"projectId": other.id, "title": "x", "fromSessionId": session.id})
     )
     assert "is not in the task's project" in refusal["detail"]
@@ -322,7 +322,7 @@ def test_processes_of_a_live_session_continue_in_attempts(platform: Platform, gi
 
     task = create_task(project, f"Count\nrun: {fetch} > count.txt", fromSessionId=session.id, attempts=[{}] * 2)
     task.wait_until_settled("ready")
-    for attempt in task.attempts():
+    for attempt in task.list_attempts():
         copy = Session(platform, attempt["sessionId"], attempt["sandboxId"])
         assert copy.execute("cat count.txt") == "2", "the server must continue with its state"
         assert copy.execute(count_sleeping) == "0\n", "the agent of the original must not continue"
@@ -335,7 +335,7 @@ def test_a_task_starts_with_the_server_of_its_template_running(platform: Platfor
     """The recipe of docs/operating.md: prepared snapshots keep the start command of their template."""
     start = "until [ -e ~/.prepared ]; do sleep 0.1; done; cd ~/workspace && exec python3 -m http.server 8123"
     ready = "[ ! -e ~/.prepared ] || curl -sf -o /dev/null http://127.0.0.1:8123"
-    name = random_id("served-")
+    name = make_random_id("served-")
     Template.build(Template().from_base_image().set_start_cmd(start, ready), name)
     project = create_forge_project(platform, github)
     update_settings(project, template=name, setup={"command": "touch ~/.prepared"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -19,21 +20,22 @@ import httpx
 import pytest
 
 from sandyard.kit.listen import free_port
-from tests.harness.processes import ROOT
+from tests.harness.wheel import STATIC, build_wheel
+from tests.proof.record import record
 
-STATIC = "sandyard/platform/static/"
 SECONDS = 90
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built as in `make wheel`."""
-    assert (ROOT / "src" / STATIC / "index.html").exists(), "the web application is not built: run `make web`"
-    folder = tmp_path_factory.mktemp("wheel")
-    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, "--wheel-dir", str(folder), str(ROOT)], check=True)
-    (built,) = folder.glob("sandyard-*.whl")
-    return built
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.mark.slow
+def test_a_second_build_is_the_same_byte_for_byte(wheel: Path, tmp_path: Path) -> None:
+    assert build_wheel(tmp_path).read_bytes() == wheel.read_bytes()
+    record({"builds": 2}, sha256=hashlib.sha256(wheel.read_bytes()).hexdigest())
 
 
 @pytest.mark.slow

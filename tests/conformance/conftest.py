@@ -3,6 +3,7 @@ the drivers in `OWN_FILES` run only the files listed there, because the other fi
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
@@ -13,10 +14,12 @@ import pytest_asyncio
 
 from tests.conformance import tiny
 from tests.conformance.harness import DriverHarness, list_kinds
+from tests.harness.cluster import HostProcess
 
 OWN_FILES = {
     "namespace-plain": {"test_copies.py", "test_limits.py"},
     "fake": {"test_lifecycle.py", "test_unreachable.py"},
+    "cluster": {"test_lifecycle.py", "test_restart.py"},
 }
 """The files that these drivers run in `make test`. The store of plain directories copies and counts in its own way."""
 
@@ -65,10 +68,11 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def data_dir(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def data_dir(kind: str, template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One directory for all tests of a driver, as in an engine: what one test left behind would break the next."""
     path = tmp_path_factory.mktemp(kind)
-    yield path
+    with HostProcess.start(path, template) if kind == "cluster" else contextlib.nullcontext():
+        yield path
     shutil.rmtree(path, ignore_errors=True)
 
 

@@ -108,7 +108,10 @@ class _Body:
         if not self._chunked:
             return await self._reader.readexactly(size)
         while len(self._buffer) < size:
-            length = int(await self._reader.readline(), 16)
+            line = await self._reader.readline()
+            if not line:
+                raise EOFError("The agent closed the connection before the end of the response.")
+            length = int(line, 16)
             assert length, "the stream ended early"
             self._buffer += await self._reader.readexactly(length)
             await self._reader.readexactly(2)

@@ -30,12 +30,16 @@ from sandyard.engine.drivers.machine.machine import DriverOptions
 from sandyard.engine.drivers.machine.net import Network, NetworkSettings
 from sandyard.engine.drivers.namespace.runtime import NamespaceRuntime
 from tests.conformance.guest_agent import GuestAgent
+from tests.harness.cluster import HostProcess
 
-# Namespaces as root, as root with plain directories as the store, and without root; gVisor; and the fake driver.
-ROOT_KINDS = ("namespace", "namespace-plain", "gvisor", "fake")
+# Namespaces as root, as root with plain directories as the store, and without root; gVisor; the fake driver; and namespaces on another
+# host of a cluster.
+ROOT_KINDS = ("namespace", "namespace-plain", "gvisor", "fake", "cluster")
 USER_KINDS = ("namespace-rootless",)
 
 IMAGES = "images"
+TINY_LAYER = "tpl:tiny/1"
+"""The name of the template for drivers that find layers by their names."""
 DEFAULT_LIMITS = Limits()
 
 
@@ -44,6 +48,8 @@ def list_kinds() -> tuple[str, ...]:
 
 
 def make_driver(kind: str, data_dir: Path, layers: Layers, **options: Any) -> Driver:
+    if kind == "cluster":
+        return HostProcess.load(data_dir).make_driver()
     if kind == "fake":
         from sandyard.engine.drivers.fake.driver import FakeDriver  # noqa: PLC0415 (imported only when used)
 
@@ -71,15 +77,20 @@ class DriverHarness:
     def __init__(self, kind: str, data_dir: Path, layers: Layers) -> None:
         self.kind = kind
         self.data_dir = data_dir
-        self.layers = layers
+        self.layers = (TINY_LAYER,) if kind == "cluster" else layers
         self.driver: Driver
         self._drivers: list[Driver] = []
         self._count = 0
 
     @property
+    def host_dir(self) -> Path:
+        """The data directory of the driver that runs the sandboxes."""
+        return self.data_dir / "host" if self.kind == "cluster" else self.data_dir
+
+    @property
     def images_dir(self) -> Path:
         """The folder in which the driver finds layers of images."""
-        return self.data_dir / IMAGES
+        return self.data_dir / ("engine" if self.kind == "cluster" else "") / IMAGES
 
     @property
     def isolation(self) -> Isolation:
@@ -168,8 +179,8 @@ class DriverHarness:
     def traces(self, name: str) -> list[str]:
         """List what exists on the machine under the name of a sandbox or snapshot. Nothing else of the driver is named
         after them."""
-        paths = [str(path) for pattern in (f"*/{name}", f"*/*/{name}") for path in self.data_dir.glob(pattern)]
-        instance = self.data_dir / "instance.json"
+        paths = [str(path) for pattern in (f"*/{name}", f"*/*/{name}") for path in self.host_dir.glob(pattern)]
+        instance = self.host_dir / "instance.json"
         if instance.exists():
             folders = json.loads(instance.read_text())["cgroups"].values()
             paths += [str(Path(folder, name)) for folder in folders if Path(folder, name).exists()]

@@ -26,10 +26,10 @@ async def test_a_fork_has_the_same_files_and_is_independent(harness: DriverHarne
     assert await agent.read("file") == "original\n"
     assert await copy.read("file") == "copy\n"
     assert (await agent.run("ls deep/er")).code == 0
-    assert await harness.driver.condition(handle) is Condition.RUNNING
+    assert await harness.driver.get_condition(handle) is Condition.RUNNING
     await harness.driver.kill(handle)
     assert await copy.read("file") == "copy\n"
-    assert await harness.driver.condition(fork) is Condition.RUNNING
+    assert await harness.driver.get_condition(fork) is Condition.RUNNING
 
 
 async def test_a_fork_does_not_change_the_condition_of_the_original(harness: DriverHarness) -> None:
@@ -41,11 +41,11 @@ async def test_a_fork_does_not_change_the_condition_of_the_original(harness: Dri
     await harness.driver.freeze(handle)
     _, fork_of_frozen = await _fork(harness, handle)
     assert await fork_of_frozen.read("file") == "it\n"
-    assert await harness.driver.condition(handle) is Condition.FROZEN
+    assert await harness.driver.get_condition(handle) is Condition.FROZEN
     stopped = await harness.driver.stop(handle)
     _, fork_of_stopped = await _fork(harness, stopped)
     assert await fork_of_stopped.read("file") == "it\n"
-    assert await harness.driver.condition(stopped) is Condition.STOPPED
+    assert await harness.driver.get_condition(stopped) is Condition.STOPPED
     booted = await harness.driver.boot(stopped, harness.spec(handle.id))
     assert await harness.agent(booted).read("file") == "it\n"
 
@@ -82,7 +82,7 @@ async def test_a_snapshot_is_independent_of_the_sandbox(harness: DriverHarness) 
     handle, agent = await harness.create()
     await agent.run("echo then > file")
     layers = await harness.driver.snapshot(handle, "early")
-    assert await harness.driver.condition(handle) is Condition.RUNNING
+    assert await harness.driver.get_condition(handle) is Condition.RUNNING
     await agent.run("echo now > file; echo new > new")
     await harness.driver.kill(handle)
     for _ in range(2):
@@ -109,10 +109,10 @@ async def test_frozen_and_stopped_sandboxes_can_be_snapshotted(harness: DriverHa
     await agent.run("echo it > file")
     await harness.driver.freeze(handle)
     frozen_layers = await harness.driver.snapshot(handle, "frozen")
-    assert await harness.driver.condition(handle) is Condition.FROZEN
+    assert await harness.driver.get_condition(handle) is Condition.FROZEN
     stopped = await harness.driver.stop(handle)
     stopped_layers = await harness.driver.snapshot(stopped, "stopped")
-    assert await harness.driver.condition(stopped) is Condition.STOPPED
+    assert await harness.driver.get_condition(stopped) is Condition.STOPPED
     await harness.driver.kill(stopped)
     for layers in (frozen_layers, stopped_layers):
         _, later = await harness.create(layers=layers)
@@ -132,7 +132,7 @@ async def test_a_stopped_sandbox_boots_after_its_snapshot_was_deleted(harness: D
     fork, copy = await _fork(harness, await harness.driver.stop(booted))
     await harness.driver.kill(booted)
     assert await copy.read("file") == "first\nsecond\n"
-    assert await harness.driver.condition(fork) is Condition.RUNNING
+    assert await harness.driver.get_condition(fork) is Condition.RUNNING
 
 
 async def test_deleting_a_snapshot_is_idempotent(harness: DriverHarness) -> None:

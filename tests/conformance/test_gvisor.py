@@ -1,4 +1,4 @@
-"""What only gVisor sandboxes have or lack."""
+"""Properties that only gVisor sandboxes have or lack."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ async def test_a_sandbox_survives_everything_that_an_engine_does_with_it(harness
     handle, agent = await harness.create()
     pid = await agent.start("trap 'echo alive > sign' USR1; while :; do sleep 0.01; done")
     await driver.freeze(handle)
-    assert await driver.condition(handle) is Condition.FROZEN
+    assert await driver.get_condition(handle) is Condition.FROZEN
     await harness.open([handle])
     driver = harness.driver
     suspended = await driver.suspend(handle)
-    assert await driver.condition(suspended) is Condition.SUSPENDED
+    assert await driver.get_condition(suspended) is Condition.SUSPENDED
     handle = await driver.restore(suspended)
     agent = harness.agent(handle)
     assert (await agent.run(f"kill -USR1 {pid}; sleep 0.1; cat sign")).out == "alive\n"
@@ -78,7 +78,7 @@ async def test_a_restore_that_fails_before_gvisor_starts_keeps_the_memory(
         patch.setattr("sandyard.engine.drivers.gvisor.runtime._resolve_layer", fail)
         with pytest.raises(NotFoundError):
             await harness.driver.restore(suspended)
-    assert await harness.driver.condition(suspended) is Condition.SUSPENDED
+    assert await harness.driver.get_condition(suspended) is Condition.SUSPENDED
     restored = await harness.driver.restore(suspended)
     assert (await harness.agent(restored).run(f"kill -0 {pid}")).code == 0
 
@@ -87,8 +87,8 @@ async def test_a_sandbox_that_exceeds_its_memory_limit_ends_and_says_why(harness
     handle, agent = await harness.create(limits=Limits(memory_mb=128))
     await agent.start(f"{tiny.PYTHON} -I -S -c 'x = bytearray(400 << 20)'")
     async with asyncio.timeout(30):
-        assert await harness.driver.wait_for_exit(handle) == "out of memory: the limit of the sandbox is 128 MB"
-    assert await harness.driver.condition(handle) is Condition.STOPPED
+        assert await harness.driver.wait_for_exit(handle) == "out of memory: the limit of the sandbox is 128 MiB"
+    assert await harness.driver.get_condition(handle) is Condition.STOPPED
 
 
 async def test_sandboxes_of_both_levels_run_beside_each_other(harness: DriverHarness) -> None:
@@ -186,7 +186,7 @@ async def test_with_containers_programs_cannot_use_or_change_the_agent_or_send_f
     packets = int(re.search(r"RX:.*\n +\d+ +(\d+)", dropped.stdout)[1])  # type: ignore[index]
     assert packets >= 300, "they were sent"
 
-    # they can take the engine's address, after which it has no answers any more, and see the engine's packets
+    # they can take the engine's address, after which it gets no answers, and see the engine's packets
     await agent.start(f"{AGENT_PYTHON} -c {shlex.quote(_RECORD_PROOF)} > part; mv part proof")
     async with asyncio.timeout(30):
         while (await agent.run("[ -e proof ]")).code:  # each time with another connection
@@ -323,16 +323,19 @@ async def test_connections_outside_are_limited_and_have_the_address_of_the_sandb
     netns = (harness.data_dir / "run" / handle.id / "regular-netns").readlink()
     table = [sys.executable, "-c", _CONNECTION_TABLE]
 
-    async def open_connections() -> int:
+    async def open_connections() -> None:
         result = await agent.run(f"{tiny.PYTHON} -I -S -c {shlex.quote(_OPEN_CONNECTIONS)}")
         assert result.out == "sent\n", result
+
+    def count_and_remove_connections() -> int:
         return int(subprocess.check_output(["nsenter", f"--net={netns}", *table]))
 
-    # also from the agent's and the engine's connections
-    assert 4000 < await open_connections() <= MAX_CONNECTIONS + 20
+    await open_connections()
     started_at = time.monotonic()
-    count = await open_connections()  # those from before have just been removed
-    assert count < CONNECTIONS_PER_SECOND * (time.monotonic() - started_at + 1)
+    # also from the agent's and the engine's connections
+    assert 4000 < count_and_remove_connections() <= MAX_CONNECTIONS + 20
+    await open_connections()
+    assert count_and_remove_connections() < CONNECTIONS_PER_SECOND * (time.monotonic() - started_at + 1)
 
 
 _CONNECTION_TABLE = """
@@ -363,7 +366,7 @@ async def test_forks_with_memory_continue_the_processes_of_one_instant(harness: 
     forks = [result for result in results if isinstance(result, Handle)]
     assert len(forks) == 2 and len({handle.id, *(fork.id for fork in forks)}) == 3
     for machine in (handle, *forks):
-        assert await driver.condition(machine) is Condition.RUNNING
+        assert await driver.get_condition(machine) is Condition.RUNNING
         inside = harness.agent(machine)
         before = int(await inside.read("/file"))
         await inside.run(f"kill -USR1 {pid}; while ! [ -s memory ]; do sleep 0.01; done; sleep 0.1")
@@ -386,7 +389,7 @@ async def test_a_frozen_sandbox_can_be_forked_with_its_memory_and_stays_frozen(h
     (fork,) = await harness.driver.fork_with_memory(handle, [harness.spec()])
     assert isinstance(fork, Handle)
     assert (await harness.agent(fork).run(f"kill -0 {pid}")).code == 0
-    assert await harness.driver.condition(handle) is Condition.FROZEN
+    assert await harness.driver.get_condition(handle) is Condition.FROZEN
     await harness.driver.thaw(handle)
     assert (await agent.run(f"kill -0 {pid}")).code == 0
 

@@ -14,7 +14,7 @@ from tests.conformance.harness import DriverHarness, as_json, from_json
 
 async def test_a_created_sandbox_runs_and_its_guest_agent_responds(harness: DriverHarness) -> None:
     handle, agent = await harness.create()
-    assert await harness.driver.condition(handle) is Condition.RUNNING
+    assert await harness.driver.get_condition(handle) is Condition.RUNNING
     assert await agent.health() == 204
     result = await agent.run("echo out; echo err >&2; exit 3")
     assert (result.code, result.out, result.err) == (3, "out\n", "err\n")
@@ -24,7 +24,7 @@ async def test_a_handle_works_after_a_json_round_trip(harness: DriverHarness) ->
     handle, agent = await harness.create()
     again = from_json(as_json(handle))
     assert again == handle
-    assert await harness.driver.condition(again) is Condition.RUNNING
+    assert await harness.driver.get_condition(again) is Condition.RUNNING
     await agent.run("echo kept > file")
     stopped = from_json(as_json(await harness.driver.stop(again)))
     booted = from_json(as_json(await harness.driver.boot(stopped, harness.spec(handle.id))))
@@ -38,7 +38,7 @@ async def test_sandboxes_can_be_created_concurrently(harness: DriverHarness) -> 
     )
     assert [output.out for output in outputs] == [f"{number}\n" for number in range(8)]
     await asyncio.gather(*(harness.driver.kill(handle) for handle, _ in created))
-    assert [await harness.driver.condition(handle) for handle, _ in created] == [Condition.ABSENT] * 8
+    assert [await harness.driver.get_condition(handle) for handle, _ in created] == [Condition.ABSENT] * 8
 
 
 async def test_creating_a_sandbox_with_a_used_id_fails(harness: DriverHarness) -> None:
@@ -46,7 +46,7 @@ async def test_creating_a_sandbox_with_a_used_id_fails(harness: DriverHarness) -
     with pytest.raises(ConflictError):
         await harness.create("twice")
     assert await agent.health() == 204
-    assert await harness.driver.condition(handle) is Condition.RUNNING
+    assert await harness.driver.get_condition(handle) is Condition.RUNNING
 
 
 async def test_a_failed_create_leaves_nothing_behind(harness: DriverHarness) -> None:
@@ -54,7 +54,7 @@ async def test_a_failed_create_leaves_nothing_behind(harness: DriverHarness) -> 
         pytest.skip("the fake driver has no layers that could be missing")
     with pytest.raises(SandyardError, match="does not exist"):
         await harness.create("broken", layers=("/nowhere/at/all",))
-    assert await harness.driver.condition(Handle("broken", harness.driver.name)) is Condition.ABSENT
+    assert await harness.driver.get_condition(Handle("broken", harness.driver.name)) is Condition.ABSENT
     assert harness.traces("broken") == []
     _, agent = await harness.create("broken")
     assert await agent.health() == 204
@@ -77,7 +77,7 @@ async def test_kill_removes_every_trace_and_is_idempotent(harness: DriverHarness
     handle, agent = await harness.create()
     await agent.start("sleep 1000")
     await harness.driver.kill(handle)
-    assert await harness.driver.condition(handle) is Condition.ABSENT
+    assert await harness.driver.get_condition(handle) is Condition.ABSENT
     assert harness.traces(handle.id) == []
     await harness.driver.kill(handle)
     with pytest.raises(UnreachableError):
@@ -91,7 +91,7 @@ async def test_frozen_and_stopped_sandboxes_can_be_killed(harness: DriverHarness
     stopped, _ = await harness.create()
     await harness.driver.kill(await harness.driver.stop(stopped))
     for handle in (frozen, stopped):
-        assert await harness.driver.condition(handle) is Condition.ABSENT
+        assert await harness.driver.get_condition(handle) is Condition.ABSENT
         assert harness.traces(handle.id) == []
 
 
@@ -100,12 +100,12 @@ async def test_stop_keeps_the_file_system_for_the_next_boot(harness: DriverHarne
     await agent.run("echo kept > file")
     await agent.start("sleep 1000")
     stopped = await harness.driver.stop(handle)
-    assert await harness.driver.condition(stopped) is Condition.STOPPED
+    assert await harness.driver.get_condition(stopped) is Condition.STOPPED
     assert await harness.driver.stop(stopped) == stopped
     with pytest.raises(UnreachableError):
         await harness.driver.connect(stopped, AGENT_PORT)
     booted = await harness.driver.boot(stopped, harness.spec(handle.id))
-    assert await harness.driver.condition(booted) is Condition.RUNNING
+    assert await harness.driver.get_condition(booted) is Condition.RUNNING
     assert await harness.agent(booted).read("file") == "kept\n"
     with pytest.raises(ConflictError):
         await harness.driver.boot(booted, harness.spec(handle.id))
@@ -127,7 +127,7 @@ async def test_wait_for_exit_returns_when_the_sandbox_ends(harness: DriverHarnes
     assert not waiting.done()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert await harness.driver.condition(handle) is Condition.RUNNING
+    assert await harness.driver.get_condition(handle) is Condition.RUNNING
     again = asyncio.ensure_future(harness.driver.wait_for_exit(handle))
     await asyncio.sleep(0)
     await harness.driver.kill(handle)
@@ -148,13 +148,13 @@ async def test_the_driver_reports_what_is_left_for_new_sandboxes(harness: Driver
 
 async def test_stats_report_usage_and_limits(harness: DriverHarness) -> None:
     handle, agent = await harness.create()
-    before = await harness.driver.stats(handle)
+    before = await harness.driver.get_stats(handle)
     assert before.memory_total == 512 << 20
     assert before.disk_total == 10240 << 20
     assert before.cpu_count == 2
     if "cpu" in harness.driver.capabilities.limits:
         await agent.run("i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done")
-        after = await harness.driver.stats(handle)
+        after = await harness.driver.get_stats(handle)
         assert after.cpu_seconds > before.cpu_seconds
     if "memory" in harness.driver.capabilities.limits:
         assert 0 < before.memory_used < 512 << 20

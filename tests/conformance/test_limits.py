@@ -30,7 +30,7 @@ async def test_only_the_process_that_exceeds_the_memory_limit_is_killed(harness:
     assert result.code != 0
     assert await agent.health() == 204
     assert (await agent.run(f"kill -0 {small}")).code == 0
-    stats = await harness.driver.stats(handle)
+    stats = await harness.driver.get_stats(handle)
     assert (stats.memory_total, stats.oom_kills) == (128 << 20, 1)
     assert (await agent.run(f"{tiny.PYTHON} -I -S -c 'x = bytearray(40 << 20); print(len(x))'")).code == 0
 
@@ -45,7 +45,7 @@ async def test_a_fork_bomb_does_not_affect_other_sandboxes(harness: DriverHarnes
     _, other = await harness.create()
     assert (await other.run("true")).code == 0
     await harness.driver.kill(handle)
-    assert await harness.driver.condition(handle) is Condition.ABSENT
+    assert await harness.driver.get_condition(handle) is Condition.ABSENT
 
 
 async def test_a_full_disk_can_be_freed_by_deleting_files(harness: DriverHarness) -> None:
@@ -69,17 +69,19 @@ async def test_the_cpu_limit_is_enforced(harness: DriverHarness) -> None:
     _require_limit(harness, "cpu")
     handle, agent = await harness.create(limits=Limits(cpu_count=1))
     started = time.monotonic()
-    before = (await harness.driver.stats(handle)).cpu_seconds
+    before = (await harness.driver.get_stats(handle)).cpu_seconds
     for _ in range(4):
         await agent.start("while :; do :; done")
     await asyncio.sleep(1.5)
-    used = (await harness.driver.stats(handle)).cpu_seconds - before
+    used = (await harness.driver.get_stats(handle)).cpu_seconds - before
     assert used <= (time.monotonic() - started) * 1.0 + 0.35
 
 
 async def test_a_create_without_a_free_slot_fails_with_a_clear_error(harness: DriverHarness) -> None:
     if not harness.real:
         pytest.skip("the fake driver has no slots")
+    if harness.kind == "cluster":
+        pytest.skip("the host has a driver of its own")
     driver = make_driver(harness.kind, harness.data_dir, harness.layers, max_slots=2)
     await harness.close()
     await driver.open([], [])

@@ -1,5 +1,5 @@
-"""What only the namespace driver promises: how a sandbox ends, what happens when its zygote dies, and what it can't
-reach."""
+"""Test guarantees of the namespace driver only: how a sandbox ends, what happens when its zygote dies, and what a sandbox
+cannot reach."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_the_exit_reason_is_reported(harness: DriverHarness, number: signa
     await agent.run("echo kept > file")
     os.kill(_host_pid(handle), number)
     assert reason in await asyncio.wait_for(harness.driver.wait_for_exit(handle), 10)
-    assert await harness.driver.condition(handle) is Condition.STOPPED
+    assert await harness.driver.get_condition(handle) is Condition.STOPPED
     booted = await harness.driver.boot(handle, harness.spec(handle.id))
     assert await harness.agent(booted).read("file") == "kept\n"
 
@@ -89,7 +89,7 @@ async def test_processes_inside_cannot_kill_the_guest_agent(harness: DriverHarne
     handle, agent = await harness.create()
     await agent.run("kill -KILL 1; kill -KILL -1; kill -SEGV 1")
     assert await agent.health() == 204
-    assert await harness.driver.condition(handle) is Condition.RUNNING
+    assert await harness.driver.get_condition(handle) is Condition.RUNNING
 
 
 async def test_the_exit_of_an_adopted_sandbox_is_detected(harness: DriverHarness) -> None:
@@ -97,7 +97,7 @@ async def test_the_exit_of_an_adopted_sandbox_is_detected(harness: DriverHarness
     await harness.open([handle])
     os.kill(_host_pid(handle), signal.SIGKILL)
     assert await asyncio.wait_for(harness.driver.wait_for_exit(handle), 10)
-    assert await harness.driver.condition(handle) is Condition.STOPPED
+    assert await harness.driver.get_condition(handle) is Condition.STOPPED
 
 
 # The zygote --------------------------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ async def test_sandboxes_survive_the_death_of_the_zygote(harness: DriverHarness)
     assert _zygote_pid(harness) != first
     await harness.driver.kill(handle)
     assert harness.traces(handle.id) == []
-    assert await harness.driver.condition(other) is Condition.RUNNING
+    assert await harness.driver.get_condition(other) is Condition.RUNNING
 
 
 async def test_creates_in_progress_survive_the_death_of_the_zygote(harness: DriverHarness) -> None:
@@ -270,7 +270,7 @@ async def test_layers_can_be_in_directories_that_were_not_declared(harness: Driv
     assert await stacked.read("/etc/extra") == "extra\n"
     assert (await stacked.run("ls /bin/sh")).code == 0
     assert await agent.health() == 204
-    assert await harness.driver.condition(old) is Condition.RUNNING
+    assert await harness.driver.get_condition(old) is Condition.RUNNING
 
 
 @pytest.mark.parametrize("count", [8, pytest.param(60, marks=pytest.mark.slow)])
@@ -317,9 +317,9 @@ async def test_two_engines_on_one_machine_do_not_interfere(harness: DriverHarnes
         await GuestAgent(other, twin).run("echo other > file")
         assert (await agent.run("ls file")).code != 0
         await other.open([], [])
-        assert await other.condition(twin) is Condition.ABSENT
+        assert await other.get_condition(twin) is Condition.ABSENT
         assert await agent.health() == 204
     finally:
         await other.close()
         shutil.rmtree(tmp_path, ignore_errors=True)
-    assert await harness.driver.condition(handle) is Condition.RUNNING
+    assert await harness.driver.get_condition(handle) is Condition.RUNNING

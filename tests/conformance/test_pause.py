@@ -21,10 +21,10 @@ async def test_frozen_processes_do_not_run(harness: DriverHarness) -> None:
     while len((await agent.run("cat ticks")).out.split()) < 3:
         await asyncio.sleep(0.02)
     await harness.driver.freeze(handle)
-    assert await harness.driver.condition(handle) is Condition.FROZEN
+    assert await harness.driver.get_condition(handle) is Condition.FROZEN
     await asyncio.sleep(0.7)
     await harness.driver.thaw(handle)
-    assert await harness.driver.condition(handle) is Condition.RUNNING
+    assert await harness.driver.get_condition(handle) is Condition.RUNNING
     seen = len((await agent.run("cat ticks")).out.split())
     while len(ticks := (await agent.run("cat ticks")).out.split()) < seen + 2:
         await asyncio.sleep(0.02)
@@ -35,12 +35,12 @@ async def test_frozen_processes_do_not_run(harness: DriverHarness) -> None:
 
 async def test_the_same_processes_continue_after_a_thaw(harness: DriverHarness) -> None:
     handle, agent = await harness.create()
-    pid = await agent.start("trap 'echo told > told; exit' TERM; while :; do sleep 0.05; done")
+    pid = await agent.start("trap 'echo stopped > stopped; exit' TERM; while :; do sleep 0.05; done")
     await harness.driver.freeze(handle)
     await harness.driver.thaw(handle)
     assert (await agent.run(f"kill -TERM {pid}")).code == 0
     async with asyncio.timeout(20):
-        while (await agent.run("cat told")).out != "told\n":
+        while (await agent.run("cat stopped")).out != "stopped\n":
             await asyncio.sleep(0.05)
 
 
@@ -50,7 +50,7 @@ async def test_connecting_to_a_frozen_sandbox_fails_and_does_not_thaw_it(harness
     for port in (AGENT_PORT, 8080):
         with pytest.raises(UnreachableError):
             await harness.driver.connect(handle, port)
-    assert await harness.driver.condition(handle) is Condition.FROZEN
+    assert await harness.driver.get_condition(handle) is Condition.FROZEN
     await harness.driver.thaw(handle)
     assert await agent.health() == 204
 
@@ -59,7 +59,7 @@ async def test_freeze_and_thaw_are_idempotent(harness: DriverHarness) -> None:
     handle, agent = await harness.create()
     for _ in range(2):
         await harness.driver.freeze(handle)
-    assert await harness.driver.condition(handle) is Condition.FROZEN
+    assert await harness.driver.get_condition(handle) is Condition.FROZEN
     for _ in range(2):
         await harness.driver.thaw(handle)
     assert await agent.health() == 204
@@ -69,9 +69,9 @@ async def test_many_busy_processes_can_be_frozen(harness: DriverHarness) -> None
     handle, agent = await harness.create()
     await agent.run("for i in $(seq 30); do (while :; do :; done) & done >/dev/null 2>&1; sleep 0.1")
     await harness.driver.freeze(handle)
-    assert await harness.driver.condition(handle) is Condition.FROZEN
+    assert await harness.driver.get_condition(handle) is Condition.FROZEN
     await harness.driver.kill(handle)
-    assert await harness.driver.condition(handle) is Condition.ABSENT
+    assert await harness.driver.get_condition(handle) is Condition.ABSENT
 
 
 async def test_freezing_a_sandbox_that_is_not_running_fails(harness: DriverHarness) -> None:

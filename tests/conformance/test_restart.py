@@ -66,7 +66,7 @@ async def test_a_new_engine_process_adopts_known_sandboxes(harness: DriverHarnes
     await harness.driver.kill(running)
     assert await asyncio.wait_for(ended, 10)
     booted = await harness.driver.boot(stopped, harness.spec(stopped.id))
-    assert await harness.driver.condition(booted) is Condition.RUNNING
+    assert await harness.driver.get_condition(booted) is Condition.RUNNING
 
 
 async def test_open_removes_sandboxes_and_snapshots_that_are_not_listed(harness: DriverHarness) -> None:
@@ -80,7 +80,7 @@ async def test_open_removes_sandboxes_and_snapshots_that_are_not_listed(harness:
     await harness.driver.snapshot(kept, "unwanted")
     assert await harness.open([kept], ["wanted"]) == {kept.id: Condition.RUNNING}
     for handle in (running, frozen, stopped):
-        assert await harness.driver.condition(handle) is Condition.ABSENT
+        assert await harness.driver.get_condition(handle) is Condition.ABSENT
         assert harness.traces(handle.id) == []
     assert harness.traces("unwanted") == []
     assert await harness.agent(kept).read("file") == "kept\n"
@@ -90,6 +90,8 @@ async def test_open_removes_sandboxes_and_snapshots_that_are_not_listed(harness:
 
 async def test_records_with_paths_of_layers_are_adopted(harness: DriverHarness) -> None:
     """Earlier versions recorded the paths of layers instead of their names, in handles and for snapshots."""
+    if harness.kind == "cluster":
+        pytest.skip("earlier versions have no other hosts")
     handle, agent = await harness.create()
     await agent.run("echo one > file")
     stopped = await harness.driver.stop(handle)
@@ -129,7 +131,7 @@ async def test_open_is_idempotent(harness: DriverHarness) -> None:
     assert await agent.health() == 204
     other, _ = await harness.create()
     assert await harness.driver.open([handle], []) == {handle.id: Condition.RUNNING}
-    assert await harness.driver.condition(other) is Condition.ABSENT
+    assert await harness.driver.get_condition(other) is Condition.ABSENT
 
 
 async def test_a_boot_whose_handle_was_not_stored_loses_no_files(harness: DriverHarness) -> None:

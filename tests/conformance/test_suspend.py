@@ -28,12 +28,12 @@ async def _read_counter(agent: GuestAgent, pid: int) -> int:
 
 
 def _memory_path(harness: DriverHarness, handle: Handle) -> Path:
-    return harness.data_dir / {"gvisor": "suspended-gvisor"}.get(harness.kind, "suspended") / handle.id
+    return harness.host_dir / {"gvisor": "suspended-gvisor"}.get(harness.kind, "suspended") / handle.id
 
 
 def _list_host_pids(harness: DriverHarness, handle: Handle) -> list[str]:
     """Return the host pids in the sandbox's cgroups."""
-    folders = json.loads((harness.data_dir / "instance.json").read_text())["cgroups"].values()
+    folders = json.loads((harness.host_dir / "instance.json").read_text())["cgroups"].values()
     files = [Path(folder, handle.id, "cgroup.procs") for folder in folders]
     return [pid for file in files if file.exists() for pid in file.read_text().split()]
 
@@ -51,15 +51,15 @@ async def _create_suspended(harness: DriverHarness, command: str = _COUNTER) -> 
 async def test_another_engine_restores_the_same_processes(harness: DriverHarness) -> None:
     await harness.require_suspend()
     handle, pid, count = await _create_suspended(harness)
-    assert await harness.driver.condition(handle) is Condition.SUSPENDED
+    assert await harness.driver.get_condition(handle) is Condition.SUSPENDED
     assert _list_host_pids(harness, handle) == []
-    assert (await harness.driver.stats(handle)).memory_used == 0
+    assert (await harness.driver.get_stats(handle)).memory_used == 0
     with pytest.raises(UnreachableError):
         await harness.driver.connect(handle, AGENT_PORT)
     stored = from_json(as_json(handle))
     assert await harness.open([stored]) == {handle.id: Condition.SUSPENDED}
     restored = await harness.driver.restore(stored)
-    assert await harness.driver.condition(restored) is Condition.RUNNING
+    assert await harness.driver.get_condition(restored) is Condition.RUNNING
     assert not _memory_path(harness, handle).exists()
     agent = harness.agent(restored)
     later = await _read_counter(agent, pid)
@@ -147,7 +147,7 @@ async def test_killing_a_suspended_sandbox_leaves_nothing_behind(harness: Driver
     handle, _, _ = await _create_suspended(harness)
     other, _, _ = await _create_suspended(harness)
     await harness.driver.kill(handle)
-    assert await harness.driver.condition(handle) is Condition.ABSENT
+    assert await harness.driver.get_condition(handle) is Condition.ABSENT
     assert harness.traces(handle.id) == []
     assert await harness.open() == {}
     assert harness.traces(other.id) == []
@@ -160,7 +160,7 @@ async def test_stopping_a_suspended_sandbox_discards_its_processes(harness: Driv
     with pytest.raises(ConflictError):
         await harness.driver.boot(handle, harness.spec(handle.id))
     stopped = await harness.driver.stop(handle)
-    assert await harness.driver.condition(stopped) is Condition.STOPPED
+    assert await harness.driver.get_condition(stopped) is Condition.STOPPED
     assert not _memory_path(harness, handle).exists()
     with pytest.raises(ConflictError):
         await harness.driver.restore(stopped)
@@ -177,7 +177,7 @@ async def test_a_failed_restore_keeps_the_memory(harness: DriverHarness) -> None
     image.write_bytes(content[:7])
     with pytest.raises(SandyardError, match=r"can't be restored|could not start"):
         await harness.driver.restore(handle)
-    assert await harness.driver.condition(handle) is Condition.SUSPENDED
+    assert await harness.driver.get_condition(handle) is Condition.SUSPENDED
     assert _list_host_pids(harness, handle) == []
     image.write_bytes(content)
     restored = await harness.driver.restore(handle)
@@ -227,7 +227,7 @@ async def test_a_failed_suspend_leaves_the_sandbox_frozen_and_intact(harness: Dr
     await harness.driver.freeze(handle)
     with connection, pytest.raises(SandyardError, match="still open"):
         await harness.driver.suspend(handle)
-    assert await harness.driver.condition(handle) is Condition.FROZEN
+    assert await harness.driver.get_condition(handle) is Condition.FROZEN
     assert not _memory_path(harness, handle).exists()
     await harness.driver.thaw(handle)
     assert await _read_counter(agent, pid) > 0

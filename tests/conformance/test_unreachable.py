@@ -1,4 +1,4 @@
-"""Sandboxes on a host that is away for a while: they are unknown, never gone, and in doubt when it is back."""
+"""Sandboxes on a host that is unreachable for a while: they are unknown, never gone, and in doubt when it is back."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ async def test_sandboxes_that_cannot_be_reached_are_unknown_and_not_gone(harness
     driver = get_remote_driver(harness)
     handle, agent = await harness.create()
     driver.disconnect()
-    for operation in (driver.condition, driver.freeze, driver.stop, driver.stats, driver.kill):
+    for operation in (driver.get_condition, driver.freeze, driver.stop, driver.get_stats, driver.kill):
         with pytest.raises(UnreachableError):
             await operation(handle)
     with pytest.raises(UnreachableError):
         await driver.connect(handle, AGENT_PORT)
     await driver.reconnect()
-    assert await driver.condition(handle) is Condition.RUNNING
+    assert await driver.get_condition(handle) is Condition.RUNNING
     assert await agent.health() == 204
 
 
@@ -49,9 +49,9 @@ async def test_sandboxes_are_in_doubt_when_their_host_is_back(harness: DriverHar
     await driver.reconnect(restarted=restarted)
     ((sandbox_ids, reason),) = reported
     assert sandbox_ids == {handle.id, stopped.id} and reason
-    assert await driver.condition(stopped) is Condition.STOPPED
+    assert await driver.get_condition(stopped) is Condition.STOPPED
     if restarted:
-        assert await driver.condition(handle) is Condition.STOPPED
+        assert await driver.get_condition(handle) is Condition.STOPPED
         handle = await driver.boot(handle, harness.spec(handle.id))
-    assert await driver.condition(handle) is Condition.RUNNING
+    assert await driver.get_condition(handle) is Condition.RUNNING
     assert await harness.agent(handle).read("file") == "kept\n"

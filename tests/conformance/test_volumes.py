@@ -132,7 +132,7 @@ async def test_links_in_the_image_cannot_put_a_mount_outside_the_sandbox(harness
         "ln -s /store /out; ln -s ../../../store /up; ln -s /proc /sys-link; mkdir -p /real; ln -s /real /link"
     )
     layers = await harness.driver.snapshot(handle, "traps")
-    store = harness.data_dir / "store"
+    store = harness.host_dir / "store"
     before = sorted(path.name for path in store.iterdir())
     for target in ("/out/escaped", "/up/escaped"):
         with pytest.raises(SandyardError):
@@ -188,7 +188,7 @@ async def test_a_sandbox_with_a_volume_can_be_suspended_and_restored(harness: Dr
     if harness.kind != "gvisor":  # it can save open files of a volume
         with pytest.raises(SandyardError, match="of a volume"):
             await harness.driver.suspend(handle)
-        assert await harness.driver.condition(handle) is Condition.FROZEN
+        assert await harness.driver.get_condition(handle) is Condition.FROZEN
         await harness.driver.thaw(handle)
         await agent.run(f"kill {reader_pid}; cd /shared/data; sleep 0.2")
         await harness.driver.freeze(handle)

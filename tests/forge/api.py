@@ -18,7 +18,7 @@ from tests.forge.calls import DOCS, Answer, Call, Request, refusal
 from tests.forge.exchange import CutError, Exchange
 from tests.forge.pulls import Pulls
 from tests.forge.statuses import Statuses
-from tests.forge.tokens import presented
+from tests.forge.tokens import parse_token
 
 if TYPE_CHECKING:
     from tests.forge.facade import GitHub
@@ -42,7 +42,7 @@ class Api:
         data = exchange.body()
         path = exchange.path.removeprefix("/api/v3") if exchange.path.startswith("/api/v3") else exchange.path
         query = f"?{exchange.query}" if exchange.query else ""
-        text = presented(exchange.headers.get("Authorization"))
+        text = parse_token(exchange.headers.get("Authorization"))
         token = self._github.tokens.find(text) if text else None
         faults = self._github.faults
         try:
@@ -209,5 +209,5 @@ def _json(data: bytes) -> Any:
 
 def _for_emulate(headers: Mapping[str, str]) -> dict[str, str]:
     """Emulate supports only the schemes Bearer and token."""
-    text = presented(headers.get("Authorization"))
+    text = parse_token(headers.get("Authorization"))
     return {**headers, "Authorization": f"Bearer {text}"} if text else dict(headers)

@@ -78,8 +78,8 @@ class RegisteredTokens(Tokens):
         token = super().make(
             login, write=write, repositories=repositories, expires_in_s=expires_in_s, text=text, kind=kind
         )
-        self._github.person(login)
-        self._github.emulate.tell("tokens", {"token": token.text, "login": login, "scopes": ["repo"]})
+        self._github.create_person(login)
+        self._github.emulate.call_route("tokens", {"token": token.text, "login": login, "scopes": ["repo"]})
         return token
 
     def add_installation(
@@ -131,7 +131,7 @@ class GitHub(GitServer):
         else:
             self.handle_git(exchange)
 
-    def person(self, login: str) -> None:
+    def create_person(self, login: str) -> None:
         """Create a user, who is a member of every organization unless they are a stranger. Idempotent."""
         with self.lock:
             if login not in self._logins:
@@ -199,7 +199,7 @@ class GitHub(GitServer):
     def _seed(self, **more: object) -> None:
         members = [{"login": login, "role": "admin"} for login in self._logins if login not in self._strangers]
         orgs = [{"login": owner, "members": members} for owner in self._owners]
-        self.emulate.tell("seed", {"users": [{"login": login} for login in self._logins], "orgs": orgs, **more})
+        self.emulate.call_route("seed", {"users": [{"login": login} for login in self._logins], "orgs": orgs, **more})
 
     def synchronize(self, repository: Repository, login: str = ROOT) -> None:
         """Update emulate with the state of git. Idempotent."""
@@ -207,20 +207,20 @@ class GitHub(GitServer):
             branches, before = repository.branches(), self._heads.get(repository.slug, {})
             if branches == before:
                 return
-            pulls = [self._facts(repository, pull, branches) for pull in self._open(repository.slug)]
+            pulls = [self._describe_pull(repository, pull, branches) for pull in self._open(repository.slug)]
             commits = _commits(repository, list(branches.values()), list(before.values()))
             push = {"slug": repository.slug, "branches": branches, "commits": commits, "login": login}
             gone = [pull["number"] for pull in pulls if "head_sha" not in pull]
             moved = [pull for pull in pulls if "head_sha" in pull]
-            self.emulate.tell("branches", {**push, "pulls": moved, "token": self.root_token.text})
+            self.emulate.call_route("branches", {**push, "pulls": moved, "token": self.root_token.text})
             self._heads[repository.slug] = branches
             for number in gone:
                 self.root_call("PATCH", f"/repos/{repository.slug}/pulls/{number}", {"state": "closed"})
 
-    def tell_pull(self, repository: Repository, facts: dict[str, Any]) -> None:
+    def update_pull(self, repository: Repository, facts: dict[str, Any]) -> None:
         """Update one pull request in emulate with the state of git."""
         push = {"slug": repository.slug, "branches": repository.branches(), "commits": [], "login": ROOT}
-        self.emulate.tell("branches", {**push, "pulls": [facts], "token": self.root_token.text})
+        self.emulate.call_route("branches", {**push, "pulls": [facts], "token": self.root_token.text})
 
     def forward(self, request: Request) -> Answer:
         return self._api.forward(request)
@@ -240,17 +240,17 @@ class GitHub(GitServer):
                 break
         return found
 
-    def _facts(self, repository: Repository, pull: dict[str, Any], branches: dict[str, str]) -> dict[str, Any]:
+    def _describe_pull(self, repository: Repository, pull: dict[str, Any], branches: dict[str, str]) -> dict[str, Any]:
         """Return the state of a pull request in git. It has no head if its branch was deleted."""
         head, base = branches.get(pull["head"]["ref"]), branches.get(pull["base"]["ref"])
         if head is None or base is None:
             return {"number": pull["number"]}
         if (head, base) == (pull["head"]["sha"], pull["base"]["sha"]) and pull["changed_files"]:
             return {"number": pull["number"], "head_sha": head}
-        return {"number": pull["number"], "base_sha": base, **self.facts(repository, base, head)}
+        return {"number": pull["number"], "base_sha": base, **self.describe_changes(repository, base, head)}
 
     @staticmethod
-    def facts(repository: Repository, base: str, head: str) -> dict[str, Any]:
+    def describe_changes(repository: Repository, base: str, head: str) -> dict[str, Any]:
         lines = [line.split("\t") for line in repository.git("diff", "--numstat", f"{base}...{head}").splitlines()]
         clean = repository.merges_cleanly(base, head)
         return {

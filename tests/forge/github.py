@@ -64,7 +64,7 @@ class Emulate:
                 process.stdin.close()
         self.client.close()
 
-    def tell(self, path: str, body: Mapping[str, Any]) -> None:
+    def call_route(self, path: str, body: Mapping[str, Any]) -> None:
         """Call one of the additional routes in server.mjs."""
         answer = self.client.post(f"/_double/{path}", json=body)
         assert answer.is_success, f"{path}: {answer.status_code} {answer.text}\n{self.read_log()}"

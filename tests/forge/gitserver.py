@@ -31,7 +31,7 @@ from typing import IO
 from tests.forge.exchange import PIECE, CutError, Exchange, Server
 from tests.forge.faults import Fault, Faults, On
 from tests.forge.repositories import Files, Repository
-from tests.forge.tokens import Token, Tokens, presented
+from tests.forge.tokens import Token, Tokens, parse_token
 
 SERVICES = ("git-upload-pack", "git-receive-pack")
 PROBE = b"0000"
@@ -103,7 +103,7 @@ class GitServer:
         pieces = exchange.pieces()
         first = next(pieces, b"")
         what = _classify_request(exchange, service, first)
-        token = self.tokens.of(exchange.headers.get("Authorization"))
+        token = self.tokens.find_by_header(exchange.headers.get("Authorization"))
         # recorded before the answer: a test may check it as soon as it has the answer
         self.requests.append(
             ReceivedRequest(exchange.method, exchange.path, what, token.login if token else None, exchange)
@@ -142,7 +142,7 @@ class GitServer:
     ) -> tuple[int, str] | None:
         """Return the status and message with which GitHub refuses the request. None if it is allowed."""
         writes = service == "git-receive-pack"
-        if presented(exchange.headers.get("Authorization")) is not None and token is None:
+        if parse_token(exchange.headers.get("Authorization")) is not None and token is None:
             return 401, "Invalid username or token. Password authentication is not supported for Git operations."
         if token is None and (repository is None or repository.private or writes):
             return 401, "No anonymous write access." if writes else "Repository not found."

@@ -49,8 +49,8 @@ class Pulls:
             answer = self._github.forward(request)
             if answer.status == 201:
                 commits = repository.resolve(base), repository.resolve(head)
-                facts = self._github.facts(repository, str(commits[0]), str(commits[1]))
-                self._github.tell_pull(repository, {"number": answer.body["number"], "base_sha": commits[0], **facts})
+                facts = self._github.describe_changes(repository, str(commits[0]), str(commits[1]))
+                self._github.update_pull(repository, {"number": answer.body["number"], "base_sha": commits[0], **facts})
                 known = {name: value for name, value in facts.items() if name != "head_sha"}
                 answer.body |= {**known, "mergeable": None, "mergeable_state": "unknown"}  # GitHub computes it later
             return answer
@@ -83,7 +83,7 @@ class Pulls:
                 )
             except GitError:
                 return refusal(405, "Pull Request is not mergeable")
-            self._github.emulate.tell("merging", {"slug": repository.slug, "number": number, "commit": made})
+            self._github.emulate.call_route("merging", {"slug": repository.slug, "number": number, "commit": made})
             repository.git("update-ref", f"refs/heads/{base}", made)
             answer = self._github.forward(request)
             if answer.status != 200:
@@ -99,7 +99,7 @@ class Pulls:
         """GitHub silently ignores unknown users."""
         repository = _repository(request)
         logins = (request.body or {}).get("assignees", [])
-        self._github.emulate.tell("assign", {"slug": repository.slug, "number": number, "logins": logins})
+        self._github.emulate.call_route("assign", {"slug": repository.slug, "number": number, "logins": logins})
         return Answer(201, self._github.root_call("GET", f"/repos/{repository.slug}/pulls/{number}"))
 
     def _files(self, request: Request, number: int) -> Answer:

@@ -64,14 +64,14 @@ class Tokens:
         token = self._known.get(text)
         return token if token is not None and token.valid else None
 
-    def of(self, authorization: str | None) -> Token | None:
+    def find_by_header(self, authorization: str | None) -> Token | None:
         """Return the token of an Authorization header: Basic (token as password, or as user name with
         `x-oauth-basic`), Bearer, or `token`."""
-        text = presented(authorization)
+        text = parse_token(authorization)
         return None if text is None else self.find(text)
 
 
-def presented(authorization: str | None) -> str | None:
+def parse_token(authorization: str | None) -> str | None:
     """Return the text of the token in an Authorization header, valid or not."""
     if not authorization or " " not in authorization:
         return None

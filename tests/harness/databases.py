@@ -43,7 +43,7 @@ def _share_statements(create: Callable[..., AsyncEngine]) -> Callable[..., Async
 databases.create_async_engine = _share_statements(databases.create_async_engine)
 for dialect in (SQLiteDialect_aiosqlite, PGDialect_asyncpg):  # the dialect is part of the cache key
     dialect.__eq__ = lambda one, other: type(one) is type(other)
-    dialect.__hash__ = lambda one: hash(type(one))
+    dialect.__hash__ = lambda candidate: hash(type(candidate))
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -165,10 +165,11 @@ def with_schema(folder: Path) -> Path:
 @functools.cache
 def sqlite_schema() -> bytes:
     """Return the content of an SQLite file with the current schema."""
+    # the caller may run in an event loop
     with (
         tempfile.TemporaryDirectory() as folder,
         ThreadPoolExecutor(1) as thread,
-    ):  # the caller may run in an event loop
+    ):
         path = Path(folder) / "platform.db"
         thread.submit(asyncio.run, _migrate(f"sqlite:///{path}")).result()
         return path.read_bytes()

@@ -20,6 +20,7 @@ import httpx
 
 from sandyard.kit.listen import free_port
 from tests.harness.processes import ROOT, Program
+from tests.harness.releases import Release
 
 READY_SECONDS = 300
 STOP_SECONDS = 30
@@ -36,6 +37,7 @@ class Engine:
     """`SANDYARD_…` variables, without their prefix."""
     key: str = field(default_factory=lambda: f"e2b_{secrets.token_hex(20)}")
     port: int = field(default_factory=free_port)
+    release: Release | None = None
 
     def __post_init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="sandyard-protocol-", dir=SCRATCH))
@@ -43,7 +45,7 @@ class Engine:
         self.log = self.folder / "engine.log"
         self.layouts = self.folder / "layouts"
         """Directory for local images, if the settings allow it."""
-        self.process: Program | None = None
+        self.process: Program | subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -71,7 +73,7 @@ class Engine:
         arguments += ["--data-dir", str(self.data), "--api-key", self.key]
         arguments += os.environ.get("SANDYARD_TEST_ENGINE_ARGS", "").split()
         variables = {**os.environ, **{f"SANDYARD_{name}": value for name, value in self.settings.items()}}
-        self.process = Program(arguments, variables, ROOT, out=self.log, err=self.log)
+        self.process = self._launch(arguments, variables)
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -81,6 +83,9 @@ class Engine:
                     return
             time.sleep(0.05)
         raise RuntimeError(f"the engine was not ready after {READY_SECONDS} s:\n{self.tail()}")
+
+    def _launch(self, arguments: list[str], variables: dict[str, str]) -> Program | subprocess.Popen[bytes]:
+        return Program(arguments, variables, ROOT, out=self.log, err=self.log, release=self.release)
 
     def tail(self, lines: int = 60) -> str:
         text = self.log.read_text(errors="replace") if self.log.exists() else ""

@@ -15,6 +15,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from sandyard.engine.drivers.machine import kernel
+from sandyard.engine.drivers.machine.net.syscalls import enter_network_namespace
+from tests.harness.releases import Release
+
 ROOT = Path(__file__).parents[2]
 """The repository, in which all programs run."""
 SECONDS = 60
@@ -23,12 +27,43 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.harness.preload"])
 
 
+def kill_users(folder: Path) -> None:
+    """Kill all processes that have this folder in their arguments, including those that they start meanwhile."""
+    quiet = 0
+    while quiet < 3:
+        users = [path.parent for path in Path("/proc").glob("[0-9]*/cmdline") if _is_named(folder, path)]
+        for process in users:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(process.name), signal.SIGKILL)
+        quiet = 0 if users else quiet + 1
+        time.sleep(0.05)
+
+
+def _is_named(folder: Path, cmdline: Path) -> bool:
+    try:
+        return str(folder) in cmdline.read_text(errors="replace")
+    except OSError:
+        return False
+
+
 class Program:
     """A `sandyard` process with the part of the interface of `subprocess.Popen` that tests need."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str], folder: Path, out: Path, err: Path) -> None:
+    def __init__(
+        self,
+        arguments: list[str],
+        environment: dict[str, str],
+        folder: Path,
+        out: Path,
+        err: Path,
+        *,
+        network: Path | None = None,
+        release: Release | None = None,
+    ) -> None:
+        """`network`: the network namespace that it runs in. `release`: None is the present one."""
         self._arguments = arguments
-        self._process = _context.Process(target=_run, args=(arguments, environment, folder, out, err), daemon=True)
+        details = (arguments, environment, folder, out, err, network, release)
+        self._process = _context.Process(target=_run, args=details, daemon=True)
         self._process.start()
         assert self._process.pid
         self.pid: int = self._process.pid
@@ -57,7 +92,21 @@ class Program:
         self.send_signal(signal.SIGKILL)
 
 
-def _run(arguments: list[str], environment: dict[str, str], folder: Path, out: Path, err: Path) -> None:
+def _run(
+    arguments: list[str],
+    environment: dict[str, str],
+    folder: Path,
+    out: Path,
+    err: Path,
+    network: Path | None,
+    release: Release | None,
+) -> None:
+    # the fork server ends with the tests, also if these are killed
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
+    if network is not None:
+        namespace = os.open(network, os.O_RDONLY | os.O_CLOEXEC)
+        enter_network_namespace(namespace)
+        os.close(namespace)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
@@ -66,6 +115,8 @@ def _run(arguments: list[str], environment: dict[str, str], folder: Path, out: P
         os.dup2(file, number)
         os.close(file)
     sys.argv = ["sandyard", *arguments]
+    if release is not None:
+        release.apply()
     from sandyard.__main__ import main  # noqa: PLC0415 - it is loaded in the forked process already, and not needed here
 
     main()

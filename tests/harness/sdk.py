@@ -1,4 +1,4 @@
-"""What tests need to know of an SDK sandbox that the E2B SDK keeps private."""
+"""Read private attributes of the E2B SDK's sandboxes that tests need."""
 
 from __future__ import annotations
 

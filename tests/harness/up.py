@@ -17,7 +17,7 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,18 +41,27 @@ class CommandResult:
 class Installation:
     """One `sandyard up` with its own data directory, and a CLI that is logged in as administrator."""
 
-    def __init__(self, *options: str, settings: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *options: str,
+        settings: dict[str, str] | None = None,
+        wrapper: Sequence[str] = (),
+        python: str = sys.executable,
+    ) -> None:
+        """`wrapper`: the start of a command that runs `sandyard up`. `python`: the interpreter that has the version to run."""
         self.folder = Path(tempfile.mkdtemp(prefix="sandyard-cli-", dir=SCRATCH))
         self.data = self.folder / "data"
         self.options = options
+        self.wrapper = wrapper
+        self.python = python
         self.settings = {"SANDYARD_POOL_SIZE": "1", **(settings or {})}
         self.token = ""
         self.url = ""
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "sandyard", "up", "--port", self.port, "--data-dir", str(self.data)]
-        self.up = Running([*command, *self.options], str(self.data), self.settings)
+        command = [self.python, "-m", "sandyard", "up", "--port", self.port, "--data-dir", str(self.data)]
+        self.up = Running([*self.wrapper, *command, *self.options], str(self.data), self.settings)
         try:
             self.url = self.up.wait_for_line(r"Sandyard is at (http://\S+);", seconds=120)[1]
             self.up.wait_for_line("^To use it from the command line:")  # the next line
@@ -111,9 +120,13 @@ class Installation:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.up.wait_for_exit()
         self.up.close()
+        self.unmount()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def unmount(self) -> None:
+        """Unmount what the engine has mounted."""
         for mount in sorted(self._mounts(), key=len, reverse=True):
             subprocess.run(["umount", "-l", mount], check=False)
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def kill_sandboxes(self) -> None:
         for sandbox in json.loads(self.ok("sandbox", "list", "--limit", "200"))["items"]:

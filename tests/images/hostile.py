@@ -1,4 +1,4 @@
-"""What an attacker does who has taken over a process that unpacks an image. Uses only the standard library: it is loaded there before
+"""The actions of an attacker who has taken over a process that unpacks an image. Uses only the standard library: it is loaded there before
 the process confines itself, in place of one of our functions."""
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Uses only the standard library, so that it also runs in a sandbox.
 
 from __future__ import annotations
 
-from tests.models.asked import Call
+from tests.models.requests import Call
 from tests.models.server import Conversation, ModelServer
 from tests.models.steps import Cut, Edit, Fail, Hang, Read, Say, Shell, Step, Usage, Use, UseMcp, Write
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests.models.asked import Answer, Asked, Call, text_of
+from tests.models.requests import Answer, Call, ModelRequest, get_text
 from tests.models.tools import Tool
 
 _numbers = itertools.count(1)
@@ -23,25 +23,30 @@ ERRORS = {
 class Messages:
     name = "anthropic"
 
-    def asked(self, call: Call) -> Asked:
+    def parse_request(self, call: Call) -> ModelRequest:
         body = call.body
-        parts = [part for said in body["messages"] if isinstance(said["content"], list) for part in said["content"]]
+        parts = [
+            part for message in body["messages"] if isinstance(message["content"], list) for part in message["content"]
+        ]
         own = [tool for tool in body.get("tools") or [] if "input_schema" in tool]
         wanted = (body.get("output_config") or {}).get("format") or body.get("output_format") or {}
-        return Asked(
+        return ModelRequest(
             model=body["model"],
             stream=bool(body.get("stream")),
-            texts=[text_of(said["content"]) for said in body["messages"] if said["role"] == "user"],
+            texts=[get_text(message["content"]) for message in body["messages"] if message["role"] == "user"],
             tools=[Tool(tool["name"], tool["input_schema"]) for tool in own],
-            results=[text_of(part.get("content")) for part in parts if part.get("type") == "tool_result"],
+            results=[get_text(part.get("content")) for part in parts if part.get("type") == "tool_result"],
             schema=wanted.get("schema"),
         )
 
-    def whole(self, asked: Asked, answer: Answer) -> dict[str, Any]:
-        return {**self._message(asked, list(self._blocks(answer)), self._reason(answer)), "usage": _usage(answer)}
+    def make_response(self, request: ModelRequest, answer: Answer) -> dict[str, Any]:
+        return {
+            **self._message(request, list(self._blocks(answer)), self._reason(answer)),
+            "usage": _make_usage(answer),
+        }
 
-    def frames(self, asked: Asked, answer: Answer) -> Iterator[bytes]:
-        started = {**self._message(asked, [], None), "usage": {**_usage(answer), "output_tokens": 1}}
+    def make_frames(self, request: ModelRequest, answer: Answer) -> Iterator[bytes]:
+        started = {**self._message(request, [], None), "usage": {**_make_usage(answer), "output_tokens": 1}}
         yield _event("message_start", message=started)
         for index, block in enumerate(self._blocks(answer)):
             text = block["type"] == "text"
@@ -63,11 +68,11 @@ class Messages:
         yield _event("message_delta", delta=ended, usage={"output_tokens": answer.usage.output})
         yield _event("message_stop")
 
-    def error(self, status: int, message: str) -> dict[str, Any]:
+    def make_error(self, status: int, message: str) -> dict[str, Any]:
         return {"type": "error", "error": {"type": ERRORS.get(status, "api_error"), "message": message}}
 
-    def _message(self, asked: Asked, content: list[dict[str, Any]], reason: str | None) -> dict[str, Any]:
-        head = {"id": f"msg_{next(_numbers)}", "type": "message", "role": "assistant", "model": asked.model}
+    def _message(self, request: ModelRequest, content: list[dict[str, Any]], reason: str | None) -> dict[str, Any]:
+        head = {"id": f"msg_{next(_numbers)}", "type": "message", "role": "assistant", "model": request.model}
         return {**head, "content": content, "stop_reason": reason, "stop_sequence": None}
 
     def _reason(self, answer: Answer) -> str:
@@ -85,7 +90,7 @@ class Messages:
             }
 
 
-def _usage(answer: Answer) -> dict[str, int]:
+def _make_usage(answer: Answer) -> dict[str, int]:
     """In this API, tokens read from a cache are not part of the input."""
     usage = answer.usage
     return {

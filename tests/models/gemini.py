@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests.models.asked import Answer, Asked, Call, text_of
+from tests.models.requests import Answer, Call, ModelRequest, get_text
 from tests.models.tools import Tool
 
 ERRORS = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 429: "RESOURCE_EXHAUSTED"}
@@ -15,7 +15,7 @@ ERRORS = {400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENI
 class GenerateContent:
     name = "gemini"
 
-    def asked(self, call: Call) -> Asked:
+    def parse_request(self, call: Call) -> ModelRequest:
         body = call.body
         model, _, verb = call.path.rpartition("/")[2].partition(":")
         contents = body.get("contents") or []
@@ -23,10 +23,10 @@ class GenerateContent:
         declared = [tool for group in body.get("tools") or [] for tool in group.get("functionDeclarations") or []]
         config = body.get("generationConfig") or {}
         results = [part["functionResponse"] for part in parts if "functionResponse" in part]
-        return Asked(
+        return ModelRequest(
             model=model,
             stream=verb == "streamGenerateContent",
-            texts=[text_of(said.get("parts")) for said in contents if said.get("role") == "user"],
+            texts=[get_text(content.get("parts")) for content in contents if content.get("role") == "user"],
             tools=[
                 Tool(tool["name"], tool.get("parametersJsonSchema") or tool.get("parameters") or {})
                 for tool in declared
@@ -35,16 +35,16 @@ class GenerateContent:
             schema=config.get("responseJsonSchema") or config.get("responseSchema"),
         )
 
-    def whole(self, asked: Asked, answer: Answer) -> dict[str, Any]:
+    def make_response(self, request: ModelRequest, answer: Answer) -> dict[str, Any]:
         parts: list[dict[str, Any]] = [{"text": answer.text}] if answer.text else []
-        return self._chunk(asked, answer, parts + self._call(answer), last=True)
+        return self._chunk(request, answer, parts + self._call(answer), last=True)
 
-    def frames(self, asked: Asked, answer: Answer) -> Iterator[bytes]:
+    def make_frames(self, request: ModelRequest, answer: Answer) -> Iterator[bytes]:
         for piece in answer.pieces:
-            yield _data(self._chunk(asked, answer, [{"text": piece}], last=False))
-        yield _data(self._chunk(asked, answer, self._call(answer) or [{"text": ""}], last=True))
+            yield _data(self._chunk(request, answer, [{"text": piece}], last=False))
+        yield _data(self._chunk(request, answer, self._call(answer) or [{"text": ""}], last=True))
 
-    def error(self, status: int, message: str) -> dict[str, Any]:
+    def make_error(self, status: int, message: str) -> dict[str, Any]:
         return {"error": {"code": status, "message": message, "status": ERRORS.get(status, "INTERNAL")}}
 
     def _call(self, answer: Answer) -> list[dict[str, Any]]:
@@ -52,7 +52,9 @@ class GenerateContent:
             return []
         return [{"functionCall": {"name": answer.call.name, "args": dict(answer.call.arguments)}}]
 
-    def _chunk(self, asked: Asked, answer: Answer, parts: list[dict[str, Any]], *, last: bool) -> dict[str, Any]:
+    def _chunk(
+        self, request: ModelRequest, answer: Answer, parts: list[dict[str, Any]], *, last: bool
+    ) -> dict[str, Any]:
         usage = answer.usage
         candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": 0}
         if last:
@@ -65,7 +67,7 @@ class GenerateContent:
                 "totalTokenCount": usage.input + usage.output,
                 "cachedContentTokenCount": usage.cached,
             },
-            "modelVersion": asked.model,
+            "modelVersion": request.model,
         }
 
 

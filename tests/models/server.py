@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.models.anthropic import Messages
-from tests.models.asked import Answer, Api, Asked, Call
 from tests.models.gemini import GenerateContent
 from tests.models.openai import Chat, Responses
+from tests.models.requests import Answer, Api, Call, ModelRequest
 from tests.models.steps import Act, Cut, Fail, Hang, Say, Step, Usage
-from tests.models.tools import NoSuchToolError, example, tool_call
+from tests.models.tools import NoSuchToolError, make_example, make_tool_call
 from tests.models.wire import Reply, read_call
 
 MODELS = ("gpt-5.5", "claude-sonnet-5-5", "gemini-3.1-pro-preview", "scripted")
@@ -35,13 +35,13 @@ class Conversation:
     calls: list[Call] = field(default_factory=list)
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self.done >= len(self.steps)
 
     def next(self) -> Step:
         """Return the step for the next answer. After the end of the script, every answer says that it has ended."""
-        if self.over:
-            return Say("There is nothing more in the script.")
+        if self.is_over:
+            return Say("The script has ended.")
         step = self.steps[self.done]
         times = step.times if isinstance(step, Fail | Cut) else 1
         self.repeated += 1
@@ -65,7 +65,7 @@ class ModelServer:
         self.conversations: list[Conversation] = []
         self.refused: list[str] = []
         """Messages about steps that no offered tool could do. Look here if a script had no effect."""
-        self.heard: Callable[[Call], None] = lambda call: None
+        self.on_request: Callable[[Call], None] = lambda call: None
         """Called after each request, in the thread of the server."""
         self._changed = threading.Condition()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -82,10 +82,10 @@ class ModelServer:
         self.conversations.append(conversation)
         return conversation
 
-    def asked(self, about: str | None = None) -> list[Call]:
+    def list_requests(self, about: str | None = None) -> list[Call]:
         """Return the requests for answers, of one conversation or of all."""
         with self._changed:
-            return [call for call in self.calls if call.asked and about in (None, call.conversation)]
+            return [call for call in self.calls if call.request and about in (None, call.conversation)]
 
     def wait_for(self, what: Callable[[ModelServer], Any], timeout_s: float = 60) -> Any:
         """Wait until the condition is true. It is checked after every request."""
@@ -124,7 +124,7 @@ class ModelServer:
             assert task
             connections.add(task)
             try:
-                await self._connection(reader, writer)
+                await self._serve_connection(reader, writer)
             finally:
                 connections.discard(task)
                 writer.close()
@@ -138,7 +138,7 @@ class ModelServer:
             task.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
 
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while call := await read_call(reader):
                 with self._changed:
@@ -147,105 +147,105 @@ class ModelServer:
                 leaving = asyncio.create_task(_wait_for_disconnect(reader, writer))
                 await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
                 # the answer may also fail because the caller has just disconnected
-                call.gone = not answering.done() or isinstance(answering.exception(), ConnectionError)
+                call.disconnected = not answering.done() or isinstance(answering.exception(), ConnectionError)
                 for task in (answering, leaving):
                     task.cancel()
                 outcome, _ = await asyncio.gather(answering, leaving, return_exceptions=True)
                 with self._changed:
                     self._changed.notify_all()
-                self.heard(call)
+                self.on_request(call)
                 if isinstance(outcome, BaseException):
                     return
 
     # answers
 
     async def _answer(self, call: Call, reply: Reply) -> None:
-        api = _api(call)
+        api = _find_api(call)
         call.api = api.name if api else None
         if direct := self._answer_without_model(call, api):
-            await reply.whole(*direct)
+            await reply.send(*direct)
             return
         assert api
         try:
-            call.asked = asked = api.asked(call)
+            call.request = request = api.parse_request(call)
         except (KeyError, TypeError, AttributeError) as error:
-            await reply.whole(400, api.error(400, f"The request has not the form of this API: {error!r}"))
+            await reply.send(400, api.make_error(400, f"The request does not have the format of this API: {error!r}"))
             return
-        conversation = self._conversation(asked)
+        conversation = self._find_conversation(request)
         if conversation is None:
-            text = json.dumps(example(asked.schema)) if asked.schema else "Scripted work"
-            await _send(reply, api, asked, Answer(text, None, SIDE), 0)
+            text = json.dumps(make_example(request.schema)) if request.schema else "Scripted work"
+            await _send(reply, api, request, Answer(text, None, SIDE), 0)
             return
         with self._changed:
             call.conversation = conversation.about
             conversation.calls.append(call)
             step = conversation.next()
             self._changed.notify_all()
-        await self._play(step, reply, api, asked)
+        await self._play(step, reply, api, request)
 
     def _answer_without_model(self, call: Call, api: Api | None) -> tuple[int, dict[str, Any]] | None:
         """Return the status and body of an answer that needs no model."""
         if self.keys is not None and call.key not in self.keys:
-            return 401, (api or Chat()).error(401, "That key is not known here.")
+            return 401, (api or Chat()).make_error(401, "The API key is not valid.")
         if models := _list_models(call):
             return 200, models
         if api is None or call.method != "POST":
-            return 404, Chat().error(404, f"There is no {call.method} {call.path} here.")
+            return 404, Chat().make_error(404, f"There is no {call.method} {call.path} here.")
         if call.path.endswith(("count_tokens", ":countTokens")):
             return 200, {"input_tokens": 100} if api.name == "anthropic" else {"totalTokens": 100}
         return None
 
-    async def _play(self, step: Step, reply: Reply, api: Api, asked: Asked) -> None:
+    async def _play(self, step: Step, reply: Reply, api: Api, request: ModelRequest) -> None:
         if isinstance(step, Fail):
             after = {} if step.retry_after_s is None else {"retry-after": str(step.retry_after_s)}
             await asyncio.sleep(step.pause_s)
-            await reply.whole(step.status, api.error(step.status, step.message), **after)
+            await reply.send(step.status, api.make_error(step.status, step.message), **after)
         elif isinstance(step, Cut):
-            frames = list(api.frames(asked, Answer(step.text, None, step.usage)))
-            await reply.begin()
+            frames = list(api.make_frames(request, Answer(step.text, None, step.usage)))
+            await reply.start_stream()
             for frame in frames[: max(2, len(frames) // 2)]:
-                await reply.piece(frame)
+                await reply.send_chunk(frame)
                 await asyncio.sleep(step.pause_s)
-            reply.cut()
+            reply.abort()
         elif isinstance(step, Hang):
-            if step.text is not None and asked.stream:
-                frames = list(api.frames(asked, Answer(step.text, None, step.usage)))
-                await reply.begin()
+            if step.text is not None and request.stream:
+                frames = list(api.make_frames(request, Answer(step.text, None, step.usage)))
+                await reply.start_stream()
                 for frame in frames[: 3 + len(step.text.split())]:
-                    await reply.piece(frame)
+                    await reply.send_chunk(frame)
             await asyncio.Event().wait()
         elif isinstance(step, Act):
             try:
-                call = tool_call(step, asked.tools)
+                call = make_tool_call(step, request.tools)
             except NoSuchToolError as error:
                 self.refused.append(str(error))
-                await _send(reply, api, asked, Answer(f"I cannot do this: {error}", None, step.usage), step.pause_s)
+                await _send(reply, api, request, Answer(f"I cannot do this: {error}", None, step.usage), step.pause_s)
             else:
-                await _send(reply, api, asked, Answer(step.say, call, step.usage), step.pause_s)
+                await _send(reply, api, request, Answer(step.say, call, step.usage), step.pause_s)
         elif isinstance(step, Say):
-            await _send(reply, api, asked, Answer(step.text, None, step.usage), step.pause_s)
+            await _send(reply, api, request, Answer(step.text, None, step.usage), step.pause_s)
         else:
             raise TypeError(f"unknown step: {step!r}")
 
-    def _conversation(self, asked: Asked) -> Conversation | None:
-        for text in reversed(asked.texts):
+    def _find_conversation(self, request: ModelRequest) -> Conversation | None:
+        for text in reversed(request.texts):
             for conversation in reversed(self.conversations):
-                if conversation.about in text and (asked.tools or conversation.plain):
+                if conversation.about in text and (request.tools or conversation.plain):
                     return conversation
         return None
 
 
-async def _send(reply: Reply, api: Api, asked: Asked, answer: Answer, pause_s: float) -> None:
-    if not asked.stream:
+async def _send(reply: Reply, api: Api, request: ModelRequest, answer: Answer, pause_s: float) -> None:
+    if not request.stream:
         await asyncio.sleep(pause_s)
-        await reply.whole(200, api.whole(asked, answer))
+        await reply.send(200, api.make_response(request, answer))
         return
-    await reply.begin()
-    for frame in api.frames(asked, answer):
-        await reply.piece(frame)
+    await reply.start_stream()
+    for frame in api.make_frames(request, answer):
+        await reply.send_chunk(frame)
         if pause_s:
             await asyncio.sleep(pause_s)
-    await reply.end()
+    await reply.end_stream()
 
 
 async def _wait_for_disconnect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -254,7 +254,7 @@ async def _wait_for_disconnect(reader: asyncio.StreamReader, writer: asyncio.Str
         await asyncio.sleep(0.02)
 
 
-def _api(call: Call) -> Api | None:
+def _find_api(call: Call) -> Api | None:
     path = call.path
     if path.endswith("/chat/completions"):
         return Chat()

@@ -201,7 +201,7 @@ def test_a_client_can_leave_a_hanging_model(models: ModelServer, gpt: openai.Ope
             received += chunk.choices[0].delta.content or ""
             if received == "So far":
                 break
-    models.wait_for(lambda models: models.asked()[0].gone)
+    models.wait_for(lambda models: models.list_requests()[0].disconnected)
     assert gpt.chat.completions.create(model="scripted", messages=MESSAGES).choices[0].message.content == TEXT
 
 
@@ -224,12 +224,12 @@ def test_scripts_are_separate_and_requests_without_tools_use_no_step(models: Mod
 
     tools = [CHAT_TOOL]
     assert ask("a title for: mend the login") == "Scripted work"
-    assert not one.over
+    assert not one.is_over
     assert ask("mend the logout", tools=tools) == "The logout."
     assert ask("mend the login", tools=tools) == "The login."
-    assert one.over
-    assert ask("mend the login", tools=tools) == "There is nothing more in the script."
-    assert len(models.asked("the login")) == 2
+    assert one.is_over
+    assert ask("mend the login", tools=tools) == "The script has ended."
+    assert len(models.list_requests("the login")) == 2
     wanted = {
         "type": "json_schema",
         "json_schema": {"name": "next", "schema": {"type": "object", "properties": {"who": {"enum": ["user"]}}}},

@@ -52,7 +52,7 @@ class NoSuchToolError(Exception):
     """The agent has offered no tool that can do this."""
 
 
-def tool_call(step: Act, offered: Sequence[Tool]) -> ToolCall:
+def make_tool_call(step: Act, offered: Sequence[Tool]) -> ToolCall:
     tools = {tool.full_name: tool for tool in offered}
     if isinstance(step, Use):
         return ToolCall(step.tool, step.arguments)
@@ -132,11 +132,11 @@ def _fill(tool: Tool, **arguments: str) -> dict[str, Any]:
         filled[name] = ["bash", "-lc", value] if array else value
     for name in tool.required:
         if name not in filled:
-            filled[name] = example(tool.properties.get(name, {}))
+            filled[name] = make_example(tool.properties.get(name, {}))
     return filled
 
 
-def example(schema: Mapping[str, Any]) -> Any:
+def make_example(schema: Mapping[str, Any]) -> Any:
     """Return a minimal value for a JSON schema."""
     if schema.get("enum"):
         return schema["enum"][0]
@@ -147,7 +147,7 @@ def example(schema: Mapping[str, Any]) -> Any:
     match str(kind).lower():
         case "object":
             properties = schema.get("properties") or {}
-            return {name: example(properties.get(name, {})) for name in schema.get("required") or properties}
+            return {name: make_example(properties.get(name, {})) for name in schema.get("required") or properties}
         case "array":
             return []
         case "boolean":

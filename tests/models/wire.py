@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from tests.models.asked import Call
+from tests.models.requests import Call
 
 
 async def read_call(reader: asyncio.StreamReader) -> Call | None:
@@ -43,33 +43,33 @@ async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> byt
 
 
 class Reply:
-    """One answer on a connection: either `whole`, or `begin`, `piece`… and `end`."""
+    """One answer on a connection: either `send`, or `start_stream`, `send_chunk`… and `end_stream`."""
 
     def __init__(self, writer: asyncio.StreamWriter, call: Call) -> None:
         self._writer = writer
         self._call = call
 
-    async def whole(self, status: int, body: Any, **headers: str) -> None:
+    async def send(self, status: int, body: Any, **headers: str) -> None:
         data = json.dumps(body).encode()
         self._head(status, {"content-type": "application/json", "content-length": str(len(data)), **headers})
         self._writer.write(data)
         await self._writer.drain()
 
-    async def begin(self) -> None:
+    async def start_stream(self) -> None:
         self._head(
             200, {"content-type": "text/event-stream", "cache-control": "no-cache", "transfer-encoding": "chunked"}
         )
         await self._writer.drain()
 
-    async def piece(self, data: bytes) -> None:
+    async def send_chunk(self, data: bytes) -> None:
         self._writer.write(b"%x\r\n%b\r\n" % (len(data), data))
         await self._writer.drain()
 
-    async def end(self) -> None:
+    async def end_stream(self) -> None:
         self._writer.write(b"0\r\n\r\n")
         await self._writer.drain()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Abort the connection. Data that is not sent yet is lost."""
         self._writer.transport.abort()
 

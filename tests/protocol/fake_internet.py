@@ -55,7 +55,7 @@ class FakeInternet:
         self.certificate = authority.certificate
         self.resolv_conf = folder / "resolv.conf"
         self.resolv_conf.write_text(f"nameserver {self.address}\n")
-        self._run_in_namespace(lambda: self._serve(443, authority.server_context([API, OTHER])))
+        self._run_in_namespace(lambda: self._serve(443, authority.make_server_context([API, OTHER])))
         self._run_in_namespace(lambda: self._serve(80, None))
         assert self._dns_socket is not None
         threading.Thread(target=self._answer_queries, args=(self._dns_socket,), daemon=True).start()

@@ -80,10 +80,10 @@ def test_a_command_runs_on_after_disconnect_and_connect_resumes_it(sandbox: Sand
 
 
 def test_output_without_a_reader_is_kept_for_the_next_reader(sandbox: Sandbox) -> None:
-    command = sandbox.commands.run("echo seen; sleep 0.5; echo unseen; touch said; sleep 60", background=True)
+    command = sandbox.commands.run("echo seen; sleep 0.5; echo unseen; touch written; sleep 60", background=True)
     assert next(iter(command))[0] == "seen\n"
     command.disconnect()
-    until(lambda: sandbox.files.exists("said"))
+    until(lambda: sandbox.files.exists("written"))
     again = sandbox.commands.connect(command.pid)
     assert next(iter(again))[0] == "unseen\n"
     assert again.kill()
@@ -135,4 +135,4 @@ def test_a_background_process_does_not_keep_its_command_open(sandbox: Sandbox) -
     """A background process keeps the pipe open, but the command counts as ended."""
     result = sandbox.commands.run("nohup sleep 300 >/dev/null 2>&1 & echo started", timeout=20)
     assert result.stdout == "started\n"
-    assert sandbox.commands.run("pgrep -x sleep").stdout
+    assert sandbox.commands.run("until pgrep -x sleep; do sleep 0.1; done", timeout=60).stdout  # nohup becomes it

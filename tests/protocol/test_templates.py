@@ -368,14 +368,16 @@ def test_tags(name: str, api: httpx.Client, new_sandbox: NewSandbox) -> None:
     assert api.get(f"{address}/count").json() == {"total": 3}
     assert api.get(f"{address}/exists", params={"tag": "STABLE"}).json() == {"exists": True, "normalizedTag": "stable"}
     history = api.get(f"{address}/stable/assignments").json()["data"]
-    assert [one["buildId"] for one in history] == [second.build_id, first.build_id]
+    assert [item["buildId"] for item in history] == [second.build_id, first.build_id]
     groups = api.get(f"{address}/groups", params={"sort": "name_asc", "tagsLimit": 2}).json()
-    assert ([one["tag"] for one in groups["tags"]], groups["nextCursor"]) == (["default", "stable"], "2")
+    assert ([group["tag"] for group in groups["tags"]], groups["nextCursor"]) == (["default", "stable"], "2")
 
 
 def test_list_and_get_templates(name: str, api: httpx.Client) -> None:
     info = Template.build(Template().from_base_image(), name, cpu_count=1, memory_mb=256)
-    listed = next(one for one in api.get("/v2/templates").json() if one["templateID"] == info.template_id)
+    listed = next(
+        candidate for candidate in api.get("/v2/templates").json() if candidate["templateID"] == info.template_id
+    )
     expected = {
         "names": [name],
         "buildID": info.build_id,
@@ -388,16 +390,16 @@ def test_list_and_get_templates(name: str, api: httpx.Client) -> None:
     listed_ids, token = [], None
     while True:
         page = api.get("/v2/templates", params={"limit": 1, **({"nextToken": token} if token else {})})
-        listed_ids += [one["templateID"] for one in page.json()]
+        listed_ids += [item["templateID"] for item in page.json()]
         if (token := page.headers.get("X-Next-Token")) is None:
             break
-    assert listed_ids == sorted(one["templateID"] for one in api.get("/templates").json())
+    assert listed_ids == sorted(item["templateID"] for item in api.get("/templates").json())
     Template.build(Template().from_base_image(), name)
     detail = api.get(f"/templates/{name}").json()
-    assert (detail["buildCount"], [one["status"] for one in detail["builds"]]) == (2, ["ready", "ready"])
+    assert (detail["buildCount"], [item["status"] for item in detail["builds"]]) == (2, ["ready", "ready"])
     assert api.patch(f"/v2/templates/{info.template_id}", json={"public": True}).json() == {"names": [name]}
     assert api.get(f"/templates/aliases/{name}").json() == {"templateID": info.template_id, "public": True}
-    assert {"base", "host"} & {name for one in api.get("/default-templates").json() for name in one["names"]}
+    assert {"base", "host"} & {name for item in api.get("/default-templates").json() for name in item["names"]}
 
 
 def test_invalid_requests_are_refused(name: str, api: httpx.Client, sandbox: Sandbox) -> None:

@@ -130,7 +130,7 @@ terminal = sandbox.commands.run("cat", background=True, stdin=True)
 terminal.send_stdin("typed")
 terminal.close_stdin()
 report["typed"] = terminal.wait().stdout
-report["listed"] = sandbox.sandbox_id in [one.sandbox_id for one in Sandbox.list().next_items()]
+report["listed"] = sandbox.sandbox_id in [info.sandbox_id for info in Sandbox.list().next_items()]
 async def connect_again():
     same = await AsyncSandbox.connect(sandbox.sandbox_id)
     return (await same.commands.run("echo async")).stdout.strip()

@@ -177,7 +177,7 @@ def test_volumes_survive_an_engine_crash(unique: str, monkeypatch: pytest.Monkey
         engine.kill()
         engine.start()
         assert volume.read_file("/file") == "kept\n"
-        assert [one.name for one in Volume.list()] == [unique]
+        assert [item.name for item in Volume.list()] == [unique]
         sandbox.commands.run("echo again >> /data/file")
         assert stopped.connect().commands.run("cat /data/file").stdout == "kept\nagain\n"
         folder = engine.data / "store" / "volumes"

@@ -50,7 +50,7 @@ def test_create_connect_and_destroy(unique: str, api: httpx.Client) -> None:
     assert created.token
     info = Volume.get_info(created.volume_id)
     assert (info.volume_id, info.name, info.token) == (created.volume_id, unique, created.token)
-    assert unique in [one.name for one in Volume.list()]
+    assert unique in [item.name for item in Volume.list()]
     connected = Volume.connect(created.volume_id)
     created.write_file("/file", "it")
     assert connected.read_file("/file") == "it"
@@ -59,7 +59,7 @@ def test_create_connect_and_destroy(unique: str, api: httpx.Client) -> None:
     assert api.post("/volumes", json={"name": unique}).status_code == 400
     assert Volume.destroy(created.volume_id) is True
     assert Volume.destroy(created.volume_id) is False
-    assert unique not in [one.name for one in Volume.list()]
+    assert unique not in [item.name for item in Volume.list()]
     with pytest.raises(VolumeNotFoundException):
         Volume.get_info(created.volume_id)
     with pytest.raises(VolumePathNotFoundException):
@@ -265,4 +265,4 @@ async def test_async_client(async_volume: AsyncVolume) -> None:
     await volume.remove("/a")
     assert sorted(entry.name for entry in await volume.list("/")) == ["io", "same"]
     assert (await AsyncVolume.connect(volume.volume_id)).name == volume.name
-    assert volume.volume_id in [one.volume_id for one in await AsyncVolume.list()]
+    assert volume.volume_id in [item.volume_id for item in await AsyncVolume.list()]

@@ -1,4 +1,4 @@
-"""What holds the tests in here to one process: `make check` runs them all in a minute or two."""
+"""Keep the tests in this folder to one process: `make check` runs them all in a minute or two."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_words_of_javascript_and_python() -> None:
     assert verbs.noun("TemplateBuilder", "e2b") == "Template"
 
 
-def test_what_declarations_say_is_private_is_no_verb() -> None:
+def test_private_declarations_are_not_verbs() -> None:
     lines = [
         "declare class Git {",
         "  private readonly commands;",

@@ -1,4 +1,4 @@
-"""How much is parsed in one turn."""
+"""Count how much is parsed in one turn."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ def count_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     turns: list[int] = []
     take_turn = PacedInput.take_turn
 
-    def counted(self: PacedInput) -> bool:
+    def count_turn(self: PacedInput) -> bool:
         parse = self.parse
         turns.append(0)
 
-        def parsed(data: bytes) -> int:
+        def parse_and_count(data: bytes) -> int:
             parts = parse(data)
             turns[-1] += parts
             return parts
 
-        self.parse = parsed
+        self.parse = parse_and_count
         try:
             return take_turn(self)
         finally:
             self.parse = parse
 
-    monkeypatch.setattr(PacedInput, "take_turn", counted)
+    monkeypatch.setattr(PacedInput, "take_turn", count_turn)
     return turns

@@ -25,6 +25,12 @@ class Board:
     def get_task(self, task: str) -> dict[str, Any]:
         return dict(self.api.get(f"/tasks/{task}"))
 
+    def is_agent_working(self, task: str) -> bool:
+        """Return whether the agent of the task's first attempt has begun to work on its prompt."""
+        session = self.get_task(task)["attempts"][0]["sessionId"]
+        turns = self.api.client.get(f"/sessions/{session}/turns")  # an attempt has the id before the session exists
+        return turns.is_success and any(turn["status"] == "running" for turn in turns.json()["items"])
+
     def change_task_settings(self, **tasks: Any) -> None:
         path = f"/projects/{self.project}"
         known = self.api.get(path)["settings"]
@@ -33,7 +39,7 @@ class Board:
     def list_titles(self, column: str = "") -> list[str]:
         """List the titles of the tasks, in board order."""
         query = {"projectId": self.project, **({"status": column} if column else {})}
-        return [one["title"] for one in self.api.get("/tasks", **query)["items"]]
+        return [task["title"] for task in self.api.get("/tasks", **query)["items"]]
 
     def open(self, page: Page, more: str = "") -> None:
         """Open the board and wait until live updates are connected, so that no later event is missed."""

@@ -31,6 +31,13 @@ DESKTOP: ViewportSize = {"width": 1360, "height": 860}
 PHONE: ViewportSize = {"width": 360, "height": 740}
 TIMEOUT_MS = 45_000
 Theme = Literal["light", "dark"]
+_NETWORK_ERRORS = (
+    "net::ERR_NETWORK_CHANGED",
+    "net::ERR_CONNECTION_REFUSED",
+    "net::ERR_CONNECTION_RESET",
+    "net::ERR_EMPTY_RESPONSE",
+)
+_CHUNK_ERRORS = ("Failed to fetch dynamically imported module", "Unable to preload CSS")
 IMPACTS = ["serious", "critical"]
 RUN_AXE = """async ([context, options, impacts]) => {
   const lesser = axe._audit.rules.filter(({ impact }) => impact && !impacts.includes(impact));
@@ -149,17 +156,17 @@ def login(page: Page, url: str, **credentials: str) -> None:
 def console_errors(page: Page) -> Iterator[list[str]]:
     """Collect the console errors of the page. Error responses of the platform do not count."""
     errors: list[str] = []
-    changed = False
+    interrupted = False
 
     def console(message: ConsoleMessage) -> None:
-        nonlocal changed
+        nonlocal interrupted
+        # A killed platform, or an engine that adds its gateway to the loopback interface or removes it.
+        interrupted = interrupted or any(error in message.text for error in _NETWORK_ERRORS)
         if message.type == "error" and not message.text.startswith("Failed to load resource"):
             record_error(message.text)
-        # Chromium aborts its requests when another engine adds its gateway to the loopback interface or removes it
-        changed = changed or "net::ERR_NETWORK_CHANGED" in message.text
 
     def record_error(text: str) -> None:
-        will_reload = changed and "Failed to fetch dynamically imported module" in text
+        will_reload = interrupted and any(error in text for error in _CHUNK_ERRORS)
         if not will_reload:
             errors.append(text)
 
@@ -219,10 +226,10 @@ def expect_accessible(page: Page, *, ignore: tuple[str, ...] = (), colours: bool
         options["runOnly"] = {"type": "rule", "values": [CONTRAST_RULE]}
     elif colours is False:
         options["rules"] = {CONTRAST_RULE: {"enabled": False}}
-    found: list[dict[str, Any]] = page.evaluate(RUN_AXE, [{"exclude": [[one] for one in ignore]}, options, IMPACTS])
+    found: list[dict[str, Any]] = page.evaluate(RUN_AXE, [{"exclude": [[item] for item in ignore]}, options, IMPACTS])
     serious = [
-        {"rule": one["id"], "help": one["help"], "where": [_describe_node(node) for node in one["nodes"][:5]]}
-        for one in found
+        {"rule": item["id"], "help": item["help"], "where": [_describe_node(node) for node in item["nodes"][:5]]}
+        for item in found
     ]
     assert not serious, f"{page.url}: {json.dumps(serious, indent=2)}"
 

@@ -82,7 +82,7 @@ def _create_content(api: Api, project: str) -> Iterator[tuple[str, str]]:
     api.post(f"/sandboxes/{sandbox}/execute", command="cd workspace && git log --stat --format='%h %s' && wc -l src/*")
     api.wait_for_attempt(failing, "failed")
     until(lambda: api.get("/asks", taskId=asking, status="pending")["items"], 180)
-    until(lambda: all(one["status"] == "ready" for one in api.get(f"/tasks/{several}/attempts")["items"]), 180)
+    until(lambda: all(attempt["status"] == "ready" for attempt in api.get(f"/tasks/{several}/attempts")["items"]), 180)
     yield "welcome", "/welcome"
     yield "board", "/board"
     for tab in ("conversation", "output", "changes", "files", "terminal", "history", "pull", "sandbox"):

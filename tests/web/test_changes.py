@@ -75,7 +75,7 @@ def _open_full_width(page: Page, address: str) -> None:
 
 def _read_prompts(api: Api, session: str) -> str:
     found = api.get(f"/sessions/{session}/messages", limit=200)["items"]
-    return "\n".join(json.dumps(one["parts"]) for one in found if one["role"] == "user")
+    return "\n".join(json.dumps(candidate["parts"]) for candidate in found if candidate["role"] == "user")
 
 
 def _comment(page: Page, line: int, text: str) -> None:
@@ -131,7 +131,7 @@ def test_comments_on_a_task_start_its_next_round(page: Page, api: Api, task_in_r
     dialog = page.get_by_role("dialog", name="Request changes")
     expect(dialog.get_by_role("listitem")).to_contain_text("create src/bye.py")
     dialog.get_by_role("button", name="Cancel").click()
-    page.get_by_role("button", name="Send 1 comment").click()  # opens the same dialog
+    page.get_by_role("button", name="Add a message").click()  # opens the same dialog
     expect(dialog.get_by_role("listitem")).to_contain_text("create src/bye.py")
     dialog.get_by_label("What should be different?").fill("Please be polite.")
     expect_accessible(page)
@@ -171,7 +171,6 @@ def test_comments_in_a_session_start_its_next_turn(page: Page, api: Api, session
     page.goto(f"/sessions/{session_with_changes['id']}?tab=changes")
     _comment(page, 1, "say: heard-the-comment")
     page.get_by_role("button", name="Send 1 comment").click()
-    page.get_by_role("dialog").get_by_role("button", name="Send to the agent").click()
     expect(page.get_by_test_id("conversation").locator("p", has_text="heard-the-comment")).to_be_visible(
         timeout=SLOW_MS
     )
@@ -320,7 +319,6 @@ def test_a_draft_pull_request_is_reviewed_and_merged(
     expect_accessible(page)
     bar.get_by_role("button", name="Start new sandbox").click()
     bar.get_by_role("button", name="Send 1 comment").click(timeout=SLOW_MS)
-    page.get_by_role("dialog").get_by_role("button", name="Send to the agent").click()
     agent_message = page.get_by_test_id("conversation").locator("p", has_text="heard-it-later")
     expect(agent_message).to_be_visible(timeout=SLOW_MS)
     assert draft_project.repository.read("main", "NEW.md") == b"new\n"
@@ -408,7 +406,7 @@ def test_without_a_forge_a_task_is_merged_and_its_steps_show_their_results(
 def test_one_of_two_attempts_is_picked(page: Page, api: Api, site: ForgeProject) -> None:
     attempts = [{"agent": "demo"}, {"agent": "demo"}]
     task = api.create_task("Twice", "create TWICE.md: twice", "commit: docs: twice", project=site.id, attempts=attempts)
-    until(lambda: [one["status"] for one in api.get(f"/tasks/{task}")["attempts"]] == ["ready", "ready"], 180)
+    until(lambda: [attempt["status"] for attempt in api.get(f"/tasks/{task}")["attempts"]] == ["ready", "ready"], 180)
     page.goto(f"/tasks/{task}")
     page.get_by_role("button", name="Pick an attempt").click()
     columns = page.get_by_role("article", name=re.compile("^Attempt "))

@@ -58,9 +58,9 @@ def shared_session(api: Api, project: str) -> str:
 def session(api: Api, shared_session: str) -> Iterator[str]:
     """A session with an idle agent. Open turns are cancelled after the test."""
     yield shared_session
-    for one in api.get(f"/sessions/{shared_session}/turns")["items"]:
-        if one["status"] in OPEN:
-            api.client.post(f"/turns/{one['id']}/cancel")
+    for turn in api.get(f"/sessions/{shared_session}/turns")["items"]:
+        if turn["status"] in OPEN:
+            api.client.post(f"/turns/{turn['id']}/cancel")
 
 
 def _conversation(page: Page) -> Locator:
@@ -84,13 +84,17 @@ def _send(page: Page, *lines: str) -> None:
 
 def _wait_until_idle(api: Api, session: str) -> None:
     """Wait until no turn of the session is queued or running."""
-    until(lambda: not any(one["status"] in OPEN for one in api.get(f"/sessions/{session}/turns")["items"]), 120)
+    until(lambda: not any(turn["status"] in OPEN for turn in api.get(f"/sessions/{session}/turns")["items"]), 120)
 
 
 def _read_messages(api: Api, session: str, role: str) -> str:
     found: list[dict[str, Any]] = api.get(f"/sessions/{session}/messages", limit=200)["items"]
     return "\n".join(
-        str(part.get("text", "")) for one in found if one["role"] == role for part in one["parts"] if part.get("text")
+        str(part.get("text", ""))
+        for candidate in found
+        if candidate["role"] == role
+        for part in candidate["parts"]
+        if part.get("text")
     )
 
 
@@ -162,10 +166,10 @@ def test_on_a_phone_a_permission_request_is_shown_in_full(phone: Page, api: Api,
     phone.get_by_role("link", name="Needs you").click()
     ask = phone.get_by_test_id("ask")
     for button in ask.get_by_role("button", name=LONG_OPTION).all():
-        cut = button.evaluate(
+        is_truncated = button.evaluate(
             "shown => shown.scrollWidth > shown.clientWidth || shown.scrollHeight > shown.clientHeight"
         )
-        assert not cut, "the text of the option must not be cut off"
+        assert not is_truncated, "the text of the option must not be cut off"
     expect(ask.get_by_text(LONG_OPTION).first).to_be_in_viewport()
     expect_fitting_width(phone)
     strip.evaluate("strip => strip.scrollTo(9999, 0)")
@@ -293,9 +297,9 @@ def test_a_failed_turn_can_be_retried(page: Page, api: Api, session: str) -> Non
 
 def test_a_draft_survives_a_reload(page: Page, session: str) -> None:
     page.goto(f"/sessions/{session}")
-    _message_box(page).fill("not said yet")
+    _message_box(page).fill("not sent yet")
     page.reload()
-    expect(_message_box(page)).to_have_value("not said yet")
+    expect(_message_box(page)).to_have_value("not sent yet")
     _message_box(page).fill("")
     page.reload()
     expect(_message_box(page)).to_have_value("")
@@ -303,7 +307,7 @@ def test_a_draft_survives_a_reload(page: Page, session: str) -> None:
 
 def test_new_messages_scroll_into_view_until_the_reader_scrolls_up(page: Page, api: Api, session: str) -> None:
     page.goto(f"/sessions/{session}")
-    _send(page, *[f"say: line-{number:03d} of what is said\\n\\n" for number in range(MANY)], "say: the-very-end")
+    _send(page, *[f"say: line-{number:03d} of a long text\\n\\n" for number in range(MANY)], "say: the-very-end")
     conversation = _conversation(page)
     expect(_agent_message(page, "the-very-end")).to_be_in_viewport(timeout=SLOW_MS)
     _wait_until_idle(api, session)
@@ -318,6 +322,38 @@ def test_new_messages_scroll_into_view_until_the_reader_scrolls_up(page: Page, a
     new.click()
     expect(_agent_message(page, "came-while-away")).to_be_in_viewport()
     expect(new).to_have_count(0)
+
+
+def test_the_end_stays_visible_while_the_message_box_grows(page: Page, api: Api, session: str) -> None:
+    api.post(f"/sessions/{session}/turns", text="run: true\n" * 20 + "say: the-end")
+    _wait_until_idle(api, session)
+    page.goto(f"/sessions/{session}?tab=conversation")
+    end = _conversation(page).get_by_text("Done", exact=True).last
+    expect(end).to_be_in_viewport(ratio=1)
+    _message_box(page).fill("a line\n" * 9)
+    expect(end).to_be_in_viewport(ratio=1)
+
+
+def test_a_turn_in_which_permission_was_denied_is_not_shown_as_done(page: Page, api: Api, session: str) -> None:
+    page.goto(f"/sessions/{session}?tab=conversation")
+    page.get_by_role("combobox", name="Mode").click()
+    page.get_by_role("option", name="Ask", exact=True).click()
+    _send(page, "create NO.md: no")
+    ask = page.get_by_test_id("ask")
+    ask.get_by_role("button", name="Reject", exact=True).click()
+    ask.get_by_role("button", name="Deny").click()
+    _wait_until_idle(api, session)
+    expect(_conversation(page).get_by_text("Ended, permission denied")).to_be_visible()
+
+
+def test_closing_a_dialog_returns_the_focus_to_the_menu_it_was_opened_from(page: Page, session: str) -> None:
+    page.goto(f"/sessions/{session}?tab=conversation")
+    menu = page.get_by_role("button", name=re.compile("^Actions for"))
+    menu.click()
+    page.get_by_role("menuitem", name="Rename").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(menu).to_be_focused()
 
 
 def test_earlier_messages_load_when_scrolling_up(page: Page, api: Api) -> None:
@@ -368,7 +404,7 @@ def test_a_chat_message_starts_no_round_and_uses_the_chosen_mode(page: Page, api
     page.get_by_test_id("ask").get_by_role("button", name="Allow", exact=True).click()
     _wait_until_idle(api, session)
     turns = api.get(f"/sessions/{session}/turns")["items"]
-    assert max(turns, key=lambda one: one["number"])["mode"] == "ask"
+    assert max(turns, key=lambda turn: turn["number"])["mode"] == "ask"
     assert api.get(f"/tasks/{task_in_review}")["attempts"][0]["round"] == before["round"]
 
 

@@ -232,7 +232,7 @@ def test_a_shell_survives_a_reload(page: Page, api: Api, sandbox: str) -> None:
     page.get_by_role("menuitem", name="Close shell").click()
     confirm(page, "Close shell")
     expect(page.get_by_text(re.compile("^The shell exited"))).to_be_visible()
-    assert shell["id"] not in [one["id"] for one in api.get(f"/sandboxes/{sandbox}/terminals")["items"]]
+    assert shell["id"] not in [terminal["id"] for terminal in api.get(f"/sandboxes/{sandbox}/terminals")["items"]]
 
 
 def _ask_height(page: Page, rows: Locator, probe: int) -> int:

@@ -131,7 +131,12 @@ def test_a_missing_api_key_can_be_added_on_the_page_of_the_task_that_failed(page
         page.get_by_role("option", name="Project default: Demo agent").click()
         page.get_by_role("dialog").get_by_role("button", name="Save").click()
         refused: list[str] = []
-        page.on("response", lambda one: refused.append(f"{one.status} {one.url}") if one.status >= 400 else None)
+        page.on(
+            "response",
+            lambda candidate: (
+                refused.append(f"{candidate.status} {candidate.url}") if candidate.status >= 400 else None
+            ),
+        )
         page.get_by_role("button", name="Retry with Demo agent").click()
         assert api.wait_for_attempt(task, "in_review")["agent"] == "demo"
         expect(page.get_by_role("tab", name="Changes")).to_be_visible()

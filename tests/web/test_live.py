@@ -33,17 +33,23 @@ def test_a_card_moves_without_a_reload(page: Page, api: Api) -> None:
 
 
 def test_data_is_not_loaded_again_when_the_event_stream_opens(page: Page, api: Api) -> None:
-    requested: list[str] = []
-    page.on(
-        "request",
-        lambda request: requested.append(request.url.partition("/api/v1")[2]) if "/api/" in request.url else None,
-    )
+    loaded: list[str] = []
+
+    def record(request: Request) -> None:
+        if request.is_navigation_request():
+            loaded.clear()
+        elif "/api/" in request.url:
+            loaded.append(request.url.partition("/api/v1")[2])
+
+    # Not "request": the page repeats a request that the network interrupted.
+    page.on("requestfinished", record)
     page.goto("/board")
     expect(page.locator("[data-live=live]")).to_be_attached()
     api.create_task("Comes afterwards", start=False)
     expect(page.get_by_text("Comes afterwards")).to_be_visible()
-    once = [address for address in requested if address.startswith(("/me", "/agents", "/asks"))]
-    assert len(once) == len(set(once)) == 3, requested
+    # Not the agents: a platform that has just started may still report events of them, and then they are loaded again.
+    once = [address for address in loaded if address.startswith(("/me", "/asks"))]
+    assert len(once) == len(set(once)) == 2, loaded
 
 
 def test_a_conversation_continues_after_the_platform_was_killed_and_restarted(

@@ -108,8 +108,8 @@ def test_a_cookie_set_by_another_port_leads_to_the_sign_in_page(
     app.close()
     rejected: list[str] = []
     signed_in: list[str] = []
-    page.on("response", lambda one: rejected.append(one.url) if one.status == 401 else None)
-    page.on("request", lambda one: signed_in.append(one.url) if one.url.endswith("/login") else None)
+    page.on("response", lambda candidate: rejected.append(candidate.url) if candidate.status == 401 else None)
+    page.on("request", lambda candidate: signed_in.append(candidate.url) if candidate.url.endswith("/login") else None)
     page.goto("/sessions")
     expect(page).to_have_url(re.compile(r"/sign-in\?next="))
     page.goto("about:blank")

@@ -35,7 +35,7 @@ PAGES = {
     "board": ("/board", "All in one"),
     "board-new-task": ("/board?new=true", "New task"),
     "task-conversation": ("/tasks/{task}?tab=conversation", "The list has four lines now"),
-    "task-output": ("/tasks/{task}?tab=output", "^said by a command"),
+    "task-output": ("/tasks/{task}?tab=output", "^printed by a command"),
     "task-changes": ("/tasks/{task}?tab=changes", "DATA.md"),
     "task-files": ("/tasks/{task}?tab=files", "DATA.md"),
     "task-terminal": ("/tasks/{task}?tab=terminal", None),
@@ -70,6 +70,8 @@ PAGES = {
     "settings-notifications": ("/settings?tab=notifications", "Notify me when"),
     "settings-tokens": ("/settings?tab=tokens", "API tokens"),
     "settings-secrets": ("/settings?tab=secrets", "OWN_TOKEN"),
+    "settings-limits": ("/settings?tab=limits", "Processors of running sandboxes"),
+    "settings-status": ("/settings?tab=status", "Database of the platform"),
     "settings-people": ("/settings?tab=people", "grace"),
     "settings-about": ("/settings?tab=about", "Engine"),
     "help": ("/help", "Sandyard"),
@@ -117,8 +119,8 @@ def page_ids(api: Api, platform: Platform, github: GitHub) -> dict[str, str]:
     body = {"title": "Update", "description": "create UPDATED.md: yes", "agent": "demo"}
     api.post("/schedules", projectId=api.sample_project, name="nightly", cron="0 3 * * *", timezone="UTC", task=body)
     sandbox = api.get(f"/sessions/{api.wait_for_attempt(task, 'in_review')['sessionId']}")["sandboxId"]
-    api.post(f"/sandboxes/{sandbox}/execute", command="echo said by a command")
-    until(lambda: all(one["status"] == "ready" for one in api.get(f"/tasks/{several}")["attempts"]), 180)
+    api.post(f"/sandboxes/{sandbox}/execute", command="echo printed by a command")
+    until(lambda: all(attempt["status"] == "ready" for attempt in api.get(f"/tasks/{several}")["attempts"]), 180)
     until(lambda: api.get(f"/sessions/{session['id']}/turns")["items"][0]["status"] == "completed", 180)
     ids = {"task": task, "several": several, "waiting": waiting, "project": api.sample_project}
     return {**ids, "session": session["id"], "sandbox": session["sandboxId"]}

@@ -67,8 +67,10 @@ def test_the_output_of_an_agent_is_never_executed(page: Page, task: str) -> None
         expect_loaded(page, words)
         assert page.evaluate("window.owned") is None
         hrefs: list[str] = page.evaluate("[...document.querySelectorAll('a')].map((one) => one.href)")
-        assert not [one for one in hrefs if re.match("(javascript|data|vbscript):", one)]
-    assert not [one for one in requested if "203.0.113.9" in one], "no URL in the output of an agent is fetched"
+        assert not [href for href in hrefs if re.match("(javascript|data|vbscript):", href)]
+    assert not [candidate for candidate in requested if "203.0.113.9" in candidate], (
+        "no URL in the output of an agent is fetched"
+    )
 
 
 def _read_body(answer: Response, api: Api) -> str:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from sandyard.platform.domain.agents.profiles.demo import program
+from sandyard.platform.domain.agents.profiles.demo import build_program
 from tests.acceptance.mcp_servers import url_server
 from tests.forge import GitHub
 from tests.harness.platform import Platform, ok, until
@@ -63,13 +63,13 @@ def test_a_project_is_added_from_a_local_folder(page: Page, api: Api, tmp_path: 
     dialog.get_by_label("Repository").fill(str(tmp_path / "tools"))
     dialog.get_by_role("button", name="Test and add").click()
     expect(dialog.get_by_role("img", name="failed")).to_be_visible()
-    assert "tools" not in {one["name"] for one in api.get("/projects")["items"]}, (
+    assert "tools" not in {project["name"] for project in api.get("/projects")["items"]}, (
         "a project that failed its test is not stored"
     )
     create_repository(tmp_path / "tools")
     dialog.get_by_role("button", name="Test and add").click()
     expect(page).to_have_url(re.compile(r"/board\?project=prj_"))
-    made = next(one for one in api.get("/projects")["items"] if one["name"] == "tools")
+    made = next(project for project in api.get("/projects")["items"] if project["name"] == "tools")
     (tmp_path / "tools").rename(tmp_path / "moved")
     assert not api.post(f"/projects/{made['id']}/test")["ok"]
     page.goto("/projects")
@@ -88,7 +88,7 @@ def test_a_project_is_added_from_a_url_with_its_credentials(page: Page, api: Api
     dialog.get_by_role("button", name="Test and add").click()
     expect(dialog.get_by_role("img", name="failed").first).to_be_visible()
     expect(dialog.get_by_label("Token", exact=True)).to_have_accessible_description(REFUSED_TOKEN)
-    assert "Private" not in {one["name"] for one in api.get("/projects")["items"]}
+    assert "Private" not in {project["name"] for project in api.get("/projects")["items"]}
     dialog.get_by_role("button", name="Add anyway").click()
     page.get_by_role("button", name="Replace the Token").click()
     dialog.get_by_label("Token", exact=True).fill("ghp_of_nobody")
@@ -103,7 +103,7 @@ def test_a_project_is_added_from_a_url_with_its_credentials(page: Page, api: Api
     expect(found.get_by_text("Base branch", exact=True)).to_have_css("text-transform", "none")
     expect(found.get_by_role("img", name="failed")).to_have_count(0)
     assert token.text not in page.content()
-    made = next(one for one in api.get("/projects")["items"] if one["name"] == "Private")
+    made = next(project for project in api.get("/projects")["items"] if project["name"] == "Private")
     page.goto(f"/projects/{made['id']}")
     page.get_by_role("button", name="Delete", exact=True).click()
     confirm(page, "Delete project")
@@ -136,9 +136,9 @@ def test_a_project_is_added_from_a_url_with_its_credentials(page: Page, api: Api
     page.get_by_label("API URL").fill(github.api_url)
     page.get_by_role("button", name="Save", exact=True).press("Enter")
     expect(without_pulls).to_be_hidden()
-    for one in api.get("/projects")["items"]:
-        if one["name"] == "private":
-            api.client.delete(f"/projects/{one['id']}")
+    for project in api.get("/projects")["items"]:
+        if project["name"] == "private":
+            api.client.delete(f"/projects/{project['id']}")
 
 
 def test_changed_settings_are_saved_and_the_others_stay(page: Page, api: Api, tmp_path: Path) -> None:
@@ -293,8 +293,38 @@ def test_a_user_is_added_signs_in_and_is_disabled(page: Page, browser: Browser, 
     context.close()
 
 
+def test_limits_are_set_and_shown_next_to_what_is_used(
+    page: Page, browser: Browser, platform: Platform, api: Api
+) -> None:
+    user = ok(platform.client.post("/users", json={"name": "grete", "password": "a long enough password"}))
+    page.goto("/settings?tab=people")
+    page.get_by_role("button", name="Limits of grete").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog.get_by_text("0 of 100")).to_be_visible()
+    dialog.get_by_role("spinbutton", name="Processors").fill("8")
+    dialog.get_by_role("spinbutton", name="Running sandboxes").fill("0")
+    dialog.get_by_role("button", name="Save").click()
+    expect(dialog).to_be_hidden()
+    own = ok(platform.client.get(f"/users/{user['id']}/quotas"))["own"]
+    assert (own["cpus"], own["runningSandboxes"], own["memoryMb"]) == (8, 0, None)
+    page.get_by_role("button", name="Limits of grete").click()
+    expect(dialog.get_by_text("0 of 8")).to_be_visible()
+    expect(dialog.get_by_text("0, no limit").first).to_be_visible()
+    page.keyboard.press("Escape")
+    page.goto("/settings?tab=limits")
+    expect(page.get_by_role("heading", name="Your limits")).to_be_visible()
+    expect_accessible(page)
+
+
+def test_the_status_page_shows_what_takes_the_disk(page: Page) -> None:
+    page.goto("/settings?tab=status")
+    row = page.get_by_role("row").filter(has_text="Database of the platform")
+    expect(row).to_contain_text(re.compile("[KM]iB"))
+    expect(page.get_by_text("free of").first).to_be_visible()
+
+
 def test_a_custom_agent_is_added_tested_edited_and_deleted(page: Page, api: Api) -> None:
-    packed = base64.b64encode(gzip.compress(program(), mtime=0)).decode()
+    packed = base64.b64encode(gzip.compress(build_program(), mtime=0)).decode()
     page.goto("/agents")
     page.get_by_role("button", name="Add an agent").click()
     dialog = page.get_by_role("dialog")
@@ -338,7 +368,7 @@ def test_a_model_provider_is_added_tested_edited_and_deleted(page: Page, api: Ap
         dialog.get_by_label("Prices").fill("scripted 1 2")
         dialog.get_by_role("button", name="Test and save").click()
         expect(dialog.get_by_role("alert")).to_contain_text("house rejected the API key (401).")
-        assert "house" not in [one["name"] for one in api.get("/model-providers")["items"]]
+        assert "house" not in [model_provider["name"] for model_provider in api.get("/model-providers")["items"]]
         dialog.get_by_role("button", name="Save without testing").click()
         expect(dialog).to_be_hidden()
         page.get_by_role("button", name="Test house").click()
@@ -351,7 +381,11 @@ def test_a_model_provider_is_added_tested_edited_and_deleted(page: Page, api: Ap
         page.get_by_role("button", name="Test house").click()
         expect(row.get_by_role("img", name="passed", exact=True)).to_be_visible()
         assert "sk-the-real-key" not in page.content()
-        stored = next(one for one in api.get("/model-providers")["items"] if one["name"] == "house")
+        stored = next(
+            model_provider
+            for model_provider in api.get("/model-providers")["items"]
+            if model_provider["name"] == "house"
+        )
         assert stored["models"] == ["scripted"]
         assert set(stored["prices"]) == {"scripted"}
     page.get_by_role("button", name="Delete house").click()
@@ -402,9 +436,8 @@ def test_mcp_servers_of_a_project_are_added_tested_and_removed(page: Page, api: 
         dialog.get_by_role("button", name="Save", exact=True).click()
         expect(dialog).to_be_hidden()
         row = page.get_by_role("list", name="MCP servers").get_by_role("listitem").filter(has_text="tracker")
-        expect(row.get_by_role("img", name="passed", exact=True)).to_have_count(
-            0
-        )  # a changed server counts as untested
+        # a changed server counts as untested
+        expect(row.get_by_role("img", name="passed", exact=True)).to_have_count(0)
         page.get_by_role("button", name="Test tracker").click()
         expect(row.get_by_role("img", name="passed", exact=True)).to_be_visible()
         assert "mcp-the-real-key-of-it" not in page.content()
@@ -423,7 +456,7 @@ def test_mcp_servers_of_a_project_are_added_tested_and_removed(page: Page, api: 
     expect(dialog).to_be_hidden()
     expect(page.get_by_role("button", name="Edit notes")).to_be_visible()
     expect(page.get_by_role("button", name="Test notes")).to_have_count(0)
-    notes = next(one for one in api.get(path)["items"] if one["name"] == "notes")
+    notes = next(item for item in api.get(path)["items"] if item["name"] == "notes")
     assert (notes["command"], notes["args"], notes["env"]) == ("npx", ["-y", "@example/notes@1.2.3"], {"LEVEL": "info"})
     page.get_by_role("button", name="Remove tracker").click()
     confirm(page, "Remove")
@@ -453,7 +486,9 @@ def test_a_schedule_is_created_run_disabled_and_deleted(page: Page, api: Api) ->
     page.goto("/schedules")
     page.get_by_role("switch", name="mondays enabled").click()
     expect(page.get_by_text("disabled")).to_be_visible()
-    assert [one["enabled"] for one in api.get("/schedules")["items"] if one["name"] == "mondays"] == [False]
+    assert [schedule["enabled"] for schedule in api.get("/schedules")["items"] if schedule["name"] == "mondays"] == [
+        False
+    ]
     page.get_by_role("button", name="Delete mondays").click()
     confirm(page, "Delete")
     expect(page.get_by_role("button", name="Run mondays now")).to_have_count(0)
@@ -533,14 +568,13 @@ def test_the_command_palette_finds_tasks_pages_and_settings(page: Page, api: Api
             route.continue_()
 
     page.route("**/assets/*.js", hold)
-    page.route(
-        "**/api/v1/tasks?*", hold
-    )  # also the searches for the first letters: they could find the task before Enter
+    # also the searches for the first letters: they could find the task before Enter
+    page.route("**/api/v1/tasks?*", hold)
     page.keyboard.press("Control+k")
     page.keyboard.type("needle")
     page.keyboard.press("Enter")
     expect(typed).to_have_value("needle")
-    until(lambda: any("q=needle" in one.request.url for one in held_routes))
+    until(lambda: any("q=needle" in item.request.url for item in held_routes))
     holding = False
     for route in held_routes:
         route.continue_()

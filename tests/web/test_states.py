@@ -152,7 +152,9 @@ def test_the_first_load_is_small(new_page: Page) -> None:
     expect(page.get_by_role("heading", name="Board")).to_be_visible()
     expect(page.locator("[data-live=live]")).to_be_attached()
     expect(page.locator("[role=status][aria-label^=Loading]")).to_have_count(0)
-    own = {one.url: one.sizes()["responseBodySize"] for one in finished if "/api/" not in one.url}
+    own = {
+        candidate.url: candidate.sizes()["responseBodySize"] for candidate in finished if "/api/" not in candidate.url
+    }
     assert any(url.endswith(".js") for url in own)
     assert any(url.endswith(".css") for url in own)
     assert sum(own.values()) < MAX_BYTES, own

@@ -5,6 +5,7 @@ import { StrictMode } from "react";
 import { createRoot } from "react-dom/client";
 import { ApiError, onSignedOut } from "@/api/client";
 import { makeRouter } from "@/routes";
+import { reloadAfterMissingChunks } from "@/shell/missing-chunks";
 import { Toasts } from "@/shell/toasts";
 import "./styles.css";
 
@@ -20,16 +21,7 @@ const client = new QueryClient({
 });
 const router = makeRouter(client);
 
-const RELOADED = "sandyard.reloaded";
-const RELOAD_INTERVAL_MS = 10_000;
-
-// The platform was updated while this page was open, so its chunks are gone: reload once. Drafts are kept.
-// Do not call preventDefault: then the import would resolve to undefined and crash the page. As it is, the router handles the failure.
-addEventListener("vite:preloadError", () => {
-  if (Date.now() - Number(sessionStorage.getItem(RELOADED)) < RELOAD_INTERVAL_MS) return;
-  sessionStorage.setItem(RELOADED, String(Date.now()));
-  location.reload();
-});
+reloadAfterMissingChunks();
 
 onSignedOut(() => {
   if (router.state.location.pathname === "/sign-in") return;

@@ -1,62 +1,33 @@
 /** The main pages, rendered from cached queries. Without a DOM: events and effects are covered by tests/web in a real browser. */
-import { QueryClient, QueryClientProvider } from "@tanstack/react-query";
-import { createMemoryHistory, RouterContextProvider, RouterProvider } from "@tanstack/react-router";
-import { Tooltip } from "radix-ui";
-import type { ReactNode } from "react";
-import { renderToStaticMarkup } from "react-dom/server";
-import { beforeEach, describe, expect, it, vi } from "vitest";
+import {
+  client,
+  fail,
+  makeTestRouter,
+  me,
+  open,
+  press,
+  project,
+  render,
+  requests,
+  sandbox,
+  session,
+  stubs,
+  task,
+  visit,
+} from "./test-support";
 
-/** What the stubs below return and record. */
-const stubs = vi.hoisted(() => {
-  vi.stubGlobal("location", { origin: "http://localhost" }); // read by the API client
-  vi.stubGlobal("matchMedia", () => ({ matches: true }));
-  const stored = new Map<string, string>();
-  vi.stubGlobal("localStorage", { getItem: (key: string) => stored.get(key) ?? null });
-  return { buttons: new Map<string, () => void>(), transcript: {} as object, stored };
-});
-vi.mock("react", async (original) => ({
-  ...(await original<object>()),
-  useSyncExternalStore: <T,>(_: unknown, read: () => T) => read(), // our stores have no snapshot for a server
-}));
-vi.mock("@tanstack/react-virtual", async (original) => ({
-  ...(await original<object>()),
-  useVirtualizer: ({ count }: { count: number }) => ({
-    getVirtualItems: () => Array.from({ length: count }, (_, index) => ({ index, key: index, start: 0 })),
-    getTotalSize: () => 0,
-    measurementsCache: [],
-  }),
-}));
-vi.mock("@/ui/button", async (original) => {
-  const real = await original<typeof import("@/ui/button")>();
-  const Button: typeof real.Button = (props) => {
-    const name = renderToStaticMarkup(props.children).replace(/<[^>]*>/g, "");
-    if (props.onClick) stubs.buttons.set(name.trim(), props.onClick as () => void);
-    return <real.Button {...props} />;
-  };
-  return { ...real, Button };
-});
-vi.mock("./features/conversation/use-transcript", () => ({ useTranscript: () => stubs.transcript }));
-vi.mock("./shell/layout", async () => ({ Layout: (await import("@tanstack/react-router")).Outlet }));
-vi.setConfig({ testTimeout: 60_000 }); // a test takes milliseconds, but some machines are busy
+// test-support mocks modules: it has to come first
 
-import { ApiError } from "@/api/client";
+import { RouterContextProvider } from "@tanstack/react-router";
+import { describe, expect, it, vi } from "vitest";
 import { keys } from "@/api/keys";
-import type { Agent, Ask, FileDiff, Session, Task } from "@/api/types";
-import { AgentRow } from "@/features/agents/row";
+import type { Task } from "@/api/types";
 import { AttemptsPanel } from "@/features/attempts/panel";
-import { FileHead, FileNote, HunkHead } from "@/features/changes/diff-file";
-import { SplitLine, UnifiedLine } from "@/features/changes/diff-line";
-import { FileTree } from "@/features/changes/file-tree";
-import { ChangesPanel } from "@/features/changes/panel";
-import { AskRow } from "@/features/conversation/ask";
-import { ConversationPanel } from "@/features/conversation/panel";
-import { useDraft } from "@/features/conversation/prompt-draft";
-import { PullPanel } from "@/features/pulls/panel";
+import { KnownRepository } from "@/features/projects/known-repository";
+import { TokenHelp } from "@/features/projects/token-help";
 import { SandboxPanel } from "@/features/sandboxes/panel";
+import { AgentStep } from "@/features/welcome/agent-step";
 import { Progress } from "@/features/welcome/progress";
-import type { Token } from "@/lib/highlight";
-import { parsePatch } from "@/model/patch";
-import { makeRouter } from "./routes";
 // the router loads pages on demand: load them before the first test
 import "./features/board/page";
 import "./features/projects/page";
@@ -67,136 +38,6 @@ import "./features/settings/page";
 import "./features/sign-in/page";
 import "./features/tasks/page";
 import "./features/welcome/page";
-
-const at = "2026-01-01T00:00:00Z";
-const me = {
-  user: { id: "usr_1", name: "Ada", role: "admin", createdAt: at },
-  means: "token:tok_1",
-  hasPassword: true,
-};
-const project = {
-  id: "prj_1",
-  name: "Shop",
-  ownerId: "usr_1",
-  repository: "https://example.org/shop.git",
-  baseBranch: "main",
-  connectionError: null,
-  archivedAt: null,
-  createdAt: at,
-  updatedAt: at,
-  settings: {},
-};
-const task = {
-  id: "tsk_1",
-  projectId: "prj_1",
-  title: "Fix the login",
-  description: "It fails after a reload.",
-  status: "backlog",
-  position: 0,
-  priority: 0,
-  attempts: [],
-  wanted: [],
-  blockedBy: [],
-  startWhenReady: false,
-  startError: null,
-  queuePosition: null,
-  pullRequest: null,
-  agent: null,
-  model: null,
-  baseBranch: null,
-  error: null,
-  budget: {},
-  source: {},
-  createdAt: at,
-  updatedAt: at,
-  finishedAt: null,
-};
-const sandbox = {
-  id: "sbx_1",
-  title: "Fix the login",
-  ownerId: "usr_1",
-  projectName: "Shop",
-  status: "running",
-  template: "base",
-  isolation: "gvisor",
-  sessionId: "ses_1",
-  taskId: null,
-  error: null,
-  usage: null,
-  usedAt: null,
-  createdAt: at,
-};
-const session = {
-  id: "ses_1",
-  title: "Fix the login",
-  ownerId: "usr_1",
-  projectId: null,
-  taskId: null,
-  agent: "demo",
-  model: null,
-  mode: null,
-  template: "base",
-  sandboxId: "sbx_1",
-  sandbox,
-  checkpointAt: null,
-  archivedAt: null,
-  createdAt: at,
-  updatedAt: at,
-};
-
-let client: QueryClient;
-const requests: string[] = [];
-
-function makeTestRouter(path: string) {
-  const router = makeRouter(client);
-  router.update({ ...router.options, history: createMemoryHistory({ initialEntries: [path] }) });
-  return router;
-}
-
-const render = (node: ReactNode) =>
-  renderToStaticMarkup(
-    <QueryClientProvider client={client}>
-      <Tooltip.Provider>{node}</Tooltip.Provider>
-    </QueryClientProvider>,
-  );
-
-/** Open a page. Return its HTML and its router. */
-async function visit(path: string) {
-  const router = makeTestRouter(path);
-  await router.load();
-  return { html: render(<RouterProvider router={router} />), router };
-}
-
-const open = async (path: string) => (await visit(path)).html;
-
-/** Let a query fail. */
-const fail = (queryKey: readonly unknown[], status = 500) =>
-  client.prefetchQuery({
-    queryKey,
-    queryFn: () => Promise.reject(new ApiError(status, { detail: "The database is full." })),
-    retry: false,
-  });
-
-/** Click a button of the last rendered page. */
-async function press(name: string) {
-  const click = stubs.buttons.get(name);
-  expect(click, `a button ${name} among ${[...stubs.buttons.keys()].join(", ")}`).toBeDefined();
-  click?.();
-  await new Promise((resolve) => setTimeout(resolve));
-}
-
-beforeEach(() => {
-  requests.length = 0;
-  stubs.buttons.clear();
-  stubs.stored.clear();
-  vi.stubGlobal("fetch", (request: Request) => {
-    requests.push(`${request.method} ${request.url.replace("http://localhost", "")}`);
-    return new Promise(() => undefined); // no test waits for a response
-  });
-  client = new QueryClient({ defaultOptions: { queries: { retryOnMount: false } } });
-  client.setQueryData(keys.me(), me);
-  client.setQueryData(keys.projects(), [project]);
-});
 
 describe("board", () => {
   const key = keys.board({ projectId: null, q: null, agent: null, show: null });
@@ -358,235 +199,6 @@ describe("session page", () => {
     expect(await open("/sessions/ses_1")).toMatch(/role="alert".*The database is full\./);
     await fail(keys.session("ses_2"), 404);
     expect(await open("/sessions/ses_2")).toContain("Session not found");
-  });
-});
-
-describe("changes", () => {
-  const checkout = { branch: "task/fix", baseBranch: "main", pushed: "c1", head: "c2" };
-  const status = { live: false, asOf: at, branch: "task/fix", head: "c2", ahead: 1, entries: [], underWay: null };
-  const file = {
-    path: "a.py",
-    oldPath: null,
-    change: "modified",
-    added: 1,
-    removed: 0,
-    binary: false,
-    truncated: false,
-  };
-  const diff = {
-    files: [{ ...file, patch: "@@ -0,0 +1,1 @@\n+x = 1\n", oldMode: null, newMode: null }],
-    added: 1,
-    removed: 0,
-  };
-  const show = (gone: boolean) => {
-    client.setQueryData(keys.checkout("sbx_1"), checkout);
-    client.setQueryData(keys.gitStatus("sbx_1"), status);
-    client.setQueryData(keys.diff("sbx_1", "base"), diff);
-    const shown = { ...session, sandbox: { ...sandbox, status: gone ? "destroyed" : "paused" } } as unknown as Session;
-    return render(
-      <RouterContextProvider router={makeTestRouter("/sessions/ses_1")}>
-        <ChangesPanel sandboxId="sbx_1" session={shown} gone={gone} />
-      </RouterContextProvider>,
-    );
-  };
-
-  it("can be updated, pushed and commented on only while there is a sandbox", () => {
-    const html = show(false);
-    expect(html).not.toContain("The sandbox is gone");
-    expect(html).toContain("Comment on line 1");
-    const gone = show(true);
-    expect(gone).toMatch(/<button(?=[^>]*disabled)(?=[^>]*title="The sandbox is gone\.)[^>]*>Update/);
-    expect(gone).toContain("Start a new sandbox to change or comment on them.");
-    expect(gone).not.toContain("Comment on line 1");
-  });
-});
-
-describe("conversation", () => {
-  const reading = { messages: [], more: false, state: "ready", reaching: false, error: null, retry: () => undefined };
-  const message = { sessionId: "ses_1", turnId: null, authorId: "usr_1", createdAt: at };
-  const show = (transcript: object) => {
-    stubs.transcript = { ...reading, ...transcript };
-    return render(
-      <RouterContextProvider router={makeTestRouter("/sessions/ses_1")}>
-        <ConversationPanel sessionId="ses_1" />
-      </RouterContextProvider>,
-    );
-  };
-
-  beforeEach(() => {
-    client.setQueryData(keys.session("ses_1"), session);
-  });
-
-  it("is loading until the messages were read", () => {
-    expect(show({ state: "loading" })).toContain('role="status"');
-  });
-
-  it("shows messages", () => {
-    const text = (id: string, role: string, words: string) => ({
-      ...message,
-      id,
-      role,
-      parts: [{ type: "text", text: words }],
-    });
-    const html = show({ messages: [text("msg_1", "user", "Fix it."), text("msg_2", "agent", "It works again.")] });
-    expect(html).toMatch(/Fix it\..*It works again\./);
-  });
-
-  it("asks for a first message", () => {
-    expect(show({})).toMatch(/No messages yet.*aria-label="Message to the agent"/);
-  });
-
-  it("shows why the messages could not be read", () => {
-    const error = new ApiError(500, { detail: "The database is full." });
-    expect(show({ state: "failed", error })).toMatch(/role="alert".*The database is full\..*Retry/);
-  });
-
-  it("cannot send an empty message", () => {
-    const send = /<button type="submit"([^>]*)>/;
-    expect(send.exec(show({}))?.[1]).toContain("disabled");
-  });
-});
-
-it("marks agents that are ready", () => {
-  const agent = { name: "demo", title: "Demo agent", demo: true, builtIn: true, modelReady: true };
-  const lists = { apis: [], modes: [], models: [], modelProjects: [] };
-  const show = (changes: object = {}) =>
-    render(
-      <RouterContextProvider router={makeTestRouter("/agents")}>
-        <AgentRow
-          agent={{ ...agent, ...lists, ...changes } as unknown as Agent}
-          mayChange={false}
-          onEdit={() => undefined}
-        />
-      </RouterContextProvider>,
-    );
-  expect(show()).toMatch(/>Ready<.*Demo: no model/);
-  expect(show()).not.toContain("text-warn");
-  expect(show({ modelReady: false })).toMatch(/^(?!.*>Ready<).*Needs a key/);
-  expect(show({ modelReady: false, modelProjects: ["prj_1"] })).not.toMatch(/>Ready<|Needs a key/);
-});
-
-describe("pull request", () => {
-  const remark = { kind: "comment", id: "1", author: "ada", text: "Why twice?", at, state: null, path: null };
-  const pull = {
-    id: "pul_1",
-    projectId: "prj_1",
-    number: 7,
-    title: "Fix the login",
-    url: "https://github.com/acme/shop/pull/7",
-    state: "open",
-    draft: false,
-    checks: "none",
-    review: "none",
-    mergeable: true,
-    headBranch: "sandyard/fix",
-    baseBranch: "main",
-    detail: { remarks: [] as object[] },
-    updatedAt: at,
-  };
-  const show = (changes: object = {}) => {
-    client.setQueryData(keys.pullRequest("ses_1", "tsk_1"), { ...pull, ...changes });
-    client.setQueryData(keys.project("prj_1"), { ...project, settings: { tasks: { mention: "@robot" } } });
-    return render(
-      <RouterContextProvider router={makeTestRouter("/tasks/tsk_1")}>
-        <PullPanel sessionId="ses_1" sandboxId="sbx_1" projectId="prj_1" taskId="tsk_1" />
-      </RouterContextProvider>,
-    );
-  };
-
-  it("says which comments are sent to the agent", () => {
-    const html = show();
-    expect(html).toContain("comments that mention @robot, are sent to the agent if their author has write access");
-    expect(html).toContain("No reviews or comments yet.<");
-  });
-
-  it("quotes a comment in a message to the agent", async () => {
-    const Draft = () => useDraft("ses_1")[0];
-    expect(show({ detail: { remarks: [remark] } })).toContain("Why twice?");
-    vi.stubGlobal("document", { querySelector: () => null });
-    await press("Quote in a message").finally(() => vi.stubGlobal("document", undefined));
-    expect(render(<Draft />)).toBe("ada wrote on the pull request:\n\n&gt; Why twice?");
-    expect(show({ state: "merged", detail: { remarks: [remark] } })).not.toContain("Quote in a message");
-  });
-});
-
-describe("hidden characters", () => {
-  const shown = (node: ReactNode) => render(node).replace(/<[^>]*>/g, "");
-  const file = {
-    path: "src/a\u202eb.ts",
-    oldPath: "old\u200b.ts",
-    change: "renamed",
-    added: 1,
-    removed: 0,
-    binary: false,
-    patch: "@@ -0,0 +1,1 @@ f\u2066()\n+if (x\u202e) {\n",
-    truncated: false,
-    oldMode: "100644",
-    newMode: "100644",
-  } satisfies FileDiff;
-
-  it("are visible in a diff and in the names of its files", () => {
-    const [hunk] = parsePatch(file.patch).hunks;
-    if (!hunk) throw new Error("The patch has no hunk.");
-    const head = shown(<FileHead file={file} folded={false} onFold={() => undefined} onViewed={() => undefined} />);
-    expect(head).toContain("old⟨U+200B⟩.ts → src/a⟨U+202E⟩b.ts");
-    expect(shown(<HunkHead hunk={hunk} />)).toContain("f⟨U+2066⟩()");
-    expect(shown(<UnifiedLine hunk={hunk} at={0} tokens={undefined} chosen={false} />)).toContain("if (x⟨U+202E⟩) {");
-    const half = {
-      at: 0,
-      tokens: [
-        ["keyword", "if"],
-        ["", " (x\u202e) {"],
-      ] as Token[],
-      chosen: false,
-    };
-    expect(shown(<SplitLine hunk={hunk} left={{ ...half, at: -1 }} right={half} />)).toContain("if (x⟨U+202E⟩) {");
-    const none = new Set<string>();
-    const tree = (
-      <FileTree files={[file]} current={undefined} onChoose={() => undefined} viewed={none} commented={none} />
-    );
-    expect(render(tree)).toContain('title="src/a⟨U+202E⟩b.ts"');
-    expect(shown(tree)).toContain("a⟨U+202E⟩b.ts");
-    expect(shown(<FileNote note="hidden" file={file} loading={false} />)).toBe(
-      "Contains invisible or direction-changing characters.",
-    );
-  });
-
-  it("are visible in permission requests and questions", () => {
-    const ask = {
-      id: "ask_1",
-      sessionId: "ses_1",
-      kind: "permission",
-      status: "pending",
-      title: "Run\u200b it",
-      detail: {
-        options: [{ optionId: "yes", name: "Allow\u200f", kind: "allow_once" }],
-        toolCall: {
-          kind: "execute",
-          rawInput: { command: "echo \u202ehi" },
-          content: [
-            { type: "diff", path: "a\u00ad.py", oldText: null, newText: "x\u2060 = 1" },
-            { type: "text", text: "See\u200b this" },
-          ],
-        },
-      },
-    } as unknown as Ask;
-    const html = render(<AskRow ask={ask} />);
-    const text = html.replace(/<[^>]*>/g, "");
-    expect(html).toContain('aria-label="Run⟨U+200B⟩ it"');
-    for (const part of [
-      "Run⟨U+200B⟩ it",
-      "Allow⟨U+200F⟩",
-      "echo ⟨U+202E⟩hi",
-      "a⟨U+00AD⟩.py",
-      "x⟨U+2060⟩ = 1",
-      "See⟨U+200B⟩",
-    ]) {
-      expect(text).toContain(part);
-    }
-    expect(html).not.toMatch(/[\u200b\u200f\u202e\u00ad\u2060]/);
-    const question = { ...ask, kind: "question", detail: { form: { properties: { a: { title: "Why\u200b" } } } } };
-    expect(shown(<AskRow ask={question as unknown as Ask} />)).toContain("Why⟨U+200B⟩");
   });
 });
 
@@ -765,22 +377,62 @@ describe("welcome page", () => {
     expect(requests).toEqual(["POST /api/v1/projects/sample"]);
   });
 
+  const showProgress = () =>
+    render(
+      <RouterContextProvider router={makeTestRouter("/welcome")}>
+        <Progress taskId="tsk_1" onRestart={() => undefined} />
+      </RouterContextProvider>,
+    );
+
   it("shows the agent's question, to be answered there", () => {
     const attempt = { id: "att_1", sessionId: "ses_1", status: "running", step: "agent", agent: "demo", seconds: null };
     client.setQueryData(keys.task("tsk_1"), { ...task, status: "in_progress", attempts: [attempt] });
-    const show = () =>
-      render(
-        <RouterContextProvider router={makeTestRouter("/welcome")}>
-          <Progress taskId="tsk_1" onRestart={() => undefined} />
-        </RouterContextProvider>,
-      );
-    expect(show()).toMatch(/Running.*Agent working…/);
+    expect(showProgress()).toMatch(/Running.*Agent working…/);
     const ask = { id: "ask_1", kind: "question", status: "pending", title: "Which motto?", detail: { form: {} } };
     client.setQueryData(keys.pendingAsks(), [{ ...ask, sessionId: "ses_2" }]);
-    expect(show()).not.toContain("Which motto?");
+    expect(showProgress()).not.toContain("Which motto?");
     client.setQueryData(keys.pendingAsks(), [{ ...ask, sessionId: "ses_1" }]);
-    const html = show();
+    const html = showProgress();
     expect(html).toMatch(/Needs you.*The agent has a question\..*Which motto\?.*<button[^>]*>Answer/);
     expect(html).not.toContain("Agent working");
+  });
+
+  it("says that nothing has checked the work, if the project has no verify command", () => {
+    const attempt = { id: "att_1", sessionId: "ses_1", status: "in_review", step: null, agent: "demo", seconds: 9 };
+    const pull = { number: 1, url: "https://github.com/a/b/pull/1", forge: "github", headBranch: "task/fix" };
+    const show = (verification: object | null) => {
+      const attempts = [{ ...attempt, verification }];
+      client.setQueryData(keys.task("tsk_1"), { ...task, status: "in_review", pullRequest: pull, attempts });
+      return showProgress();
+    };
+    expect(show(null)).toMatch(/Pull request #1 is open.*No command has checked this work.*Set a verify command/);
+    expect(show({ ok: true, command: "make test" })).not.toContain("Set a verify command");
+  });
+
+  it("offers the project that has the repository already", () => {
+    const show = (repository: string) => render(<KnownRepository repository={repository} onUse={vi.fn()} />);
+    expect(show("https://example.org/shop")).toMatch(
+      /The project Shop has this repository already.*<button[^>]*>Use Shop/,
+    );
+    expect(show("https://example.org/other")).toBe("");
+  });
+
+  it("says where to create a token for GitHub, and which permissions it needs", () => {
+    const ofGitHub = render(<TokenHelp repository="https://GitHub.com/you/project" />);
+    expect(ofGitHub).toMatch(
+      /href="https:\/\/github\.com\/settings\/personal-access-tokens\/new".*Contents and Pull requests/,
+    );
+    for (const other of ["", "/srv/project", "https://git.example.org/you/project"])
+      expect(render(<TokenHelp repository={other} />)).toBe("");
+  });
+
+  it("shows that the choice of an agent is being saved", () => {
+    client.setQueryData(keys.agents(), []);
+    const show = (busy: boolean) =>
+      render(
+        <AgentStep agent="demo" projectId="prj_1" busy={busy} onAgent={vi.fn()} onBack={vi.fn()} onDone={vi.fn()} />,
+      );
+    expect(show(true)).toMatch(/<button[^>]*(disabled|aria-busy)[^>]*>.*Continue/);
+    expect(show(false)).not.toMatch(/aria-busy|disabled=""/);
   });
 });

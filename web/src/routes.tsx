@@ -92,7 +92,7 @@ const board = createRoute({
     project: text(search.project),
     q: text(search.q),
     agent: text(search.agent),
-    show: (["needs-you", "running", "failed"] as const).find((one) => one === search.show),
+    show: (["needs-you", "running", "failed"] as const).find((value) => value === search.show),
     new: search.new === true || undefined,
   }),
   component: lazyRouteComponent(() => import("./features/board/page"), "BoardPage"),

@@ -1,4 +1,4 @@
-"""HTTP client for the server's API: JSON in and out. Every failure becomes one sentence with an exit code."""
+"""HTTP client for the server's API: JSON in and out. Every failure becomes an error with a message and an exit code."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Client:
             return
         if _is_from_engine(response):
             raise NotSandyardError(
-                f"{self.login.url} is the API of the engine. The platform usually listens on the port before it."
+                f"{self.login.url} is the API of the engine. The platform usually listens on the next lower port."
             )
         is_login = response.request.url.path == f"{API}/login"  # then the name or the password is wrong
         if response.status_code == 401 and self.login.token is None and not is_login:
@@ -165,18 +165,26 @@ def _to_api_error(response: httpx.Response) -> ApiError:
     """Convert an error response, including one from a proxy in front of the server."""
     try:
         problem = response.json()
-        sentence = problem.get("detail") or problem.get("title")
-        field_errors = [_format_field_error(error) for error in problem.get("errors") or []]
+        message = problem.get("detail") or problem.get("title")
+        field_errors = [
+            _format_field_error(error) for error in problem.get("errors") or [] if not _is_repeated(error, message)
+        ]
         code = problem.get("code")
     except (ValueError, AttributeError):
-        problem, sentence, field_errors, code = {}, None, [], None
-    if not sentence:
-        sentence = f"The server at {response.url.host} returned {response.status_code} {response.reason_phrase}"
-    if field_errors := [text for text in field_errors if text not in sentence]:
-        sentence = f"{sentence.rstrip('.')}: {'; '.join(field_errors)}"
-    sentence = escape(sentence)  # it may quote untrusted text
-    sentence = sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
-    return ApiError(sentence, response.status_code, code, problem)
+        problem, message, field_errors, code = {}, None, [], None
+    if not message:
+        message = f"The server at {response.url.host} returned {response.status_code} {response.reason_phrase}"
+    if field_errors:
+        message = f"{message.rstrip('.')}: {'; '.join(field_errors)}"
+    message = escape(message)  # it may quote untrusted text
+    message = message if message.endswith((".", "!", "?")) else f"{message}."
+    return ApiError(message, response.status_code, code, problem)
+
+
+def _is_repeated(error: Json, message: str | None) -> bool:
+    """Return whether the message already contains this item of the `errors` of problem+json."""
+    text = error.get("message") if isinstance(error, dict) else error
+    return bool(text and message and (str(text) in message or _format_field_error(error) in message))
 
 
 def _format_field_error(error: Json) -> str:

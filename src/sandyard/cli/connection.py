@@ -43,7 +43,7 @@ def get_project_id(client: Client, name: str) -> str:
 
 
 def quote_segment(name: str) -> str:
-    """Return `name` escaped as one path segment, whatever the user typed."""
+    """Return `name` escaped as one path segment, for any input."""
     from urllib.parse import quote  # noqa: PLC0415 - only needed for requests
 
     if not name.strip() or name in {".", ".."}:

@@ -16,6 +16,7 @@ import click
 from sandyard.cli.doctor_platform import check_platform
 from sandyard.cli.findings import Finding
 from sandyard.cli.output import echo
+from sandyard.cli.setup.packages import format_install_command, list_missing_packages
 from sandyard.kit.errors import SandyardError
 
 
@@ -35,12 +36,13 @@ def doctor(data_dir: Path | None) -> None:
 
     healthy = _print_findings("Machine", _check_machine())
     with ThreadPoolExecutor(1) as pool:
-        platform_findings = pool.submit(
-            lambda: list(check_platform(data_dir))
-        )  # network checks run while the driver is tested
+        # network checks run while the driver is tested
+        platform_findings = pool.submit(lambda: list(check_platform(data_dir)))
         healthy = _print_findings("Sandboxes", chain(_check_sandboxes(), _check_layer_store())) and healthy
         _print_findings("Templates", _check_templates())
         configured = _print_findings("Platform", platform_findings.result())
+    if missing := list_missing_packages():
+        echo(f"To install missing packages: {format_install_command(missing)}")
     if not configured:
         echo("The platform cannot start yet.")
     echo("Sandboxes can run here." if healthy else "Sandboxes cannot run here yet.")

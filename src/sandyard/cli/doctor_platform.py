@@ -22,8 +22,7 @@ CLOUD_DOMAIN = "e2b.app"
 
 
 def check_platform(data_dir: Path | None = None) -> Iterator[Finding]:
-    """Check the platform that `sandyard up` starts with this data directory. Configuration errors are reported as findings and never
-    raised."""
+    """Check the platform that `sandyard up` starts with this data directory. Errors are reported as findings, not raised."""
     from sandyard.platform.settings import PlatformSettings  # noqa: PLC0415 - slow to load
 
     try:

@@ -74,6 +74,13 @@ if TYPE_CHECKING:
     metavar="LOCATION",
     help="Also keep snapshots in this directory (absolute path) or at s3://bucket/prefix.",
 )
+@click.option("--join-address", help="Address by which other machines reach this one, to join as hosts.")
+@click.option(
+    "--join-port",
+    type=click.IntRange(0, 65535),
+    help="Port at which they join; 0 selects a free port.  [default: 3010]",
+)
+@click.option("--join-host", help="Address to listen on for machines that join.  [default: --join-address]")
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Log level.  [default: info]"
 )
@@ -114,6 +121,8 @@ def announce(ready: Ready, settings: EngineSettings) -> None:
     if ready.authority is not None:
         command = f"sandyard ca --data-dir {shlex.quote(str(settings.data_dir))} --domain {ready.authority.parent.name}"
         lines.append(f"Its certificates are issued by {ready.authority}. To see how to trust it: `{command}`.")
+    if ready.join_address is not None:
+        lines.append(f"Machines join as hosts at {ready.join_address}. To add one: `sandyard host token`.")
     try_echo("\n".join(lines))
     if ready.exposed:
         try_echo(

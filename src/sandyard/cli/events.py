@@ -39,8 +39,8 @@ def events(
 ) -> None:
     """Show the newest events in chronological order, or follow them live. With --after, show the first ones after that number.
 
-    --follow starts now, or after --after. It survives dropped connections and server restarts without missing or
-    repeating an event. With JSON output, it prints one event per line.
+    --follow shows only new events, or with --after all after that number. It survives dropped connections and server
+    restarts without missing or repeating an event. With JSON output, it prints one event per line.
     """
     with connect() as client:
         project_id = get_project_id(client, project) if project else None

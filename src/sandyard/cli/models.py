@@ -21,13 +21,9 @@ from sandyard.cli.connection import MAX_ITEMS, connect, get_project_id, quote_se
 from sandyard.cli.errors import FAILED, ApiError, CommandError
 from sandyard.cli.options import drop_missing, limit_option
 from sandyard.cli.output import (
-    SHORTEST_COLUMN,
     echo,
     escape,
-    fit_column,
-    get_free_width,
-    is_terminal,
-    make_console,
+    fit_table,
     output_option,
     print_json,
     show_list,
@@ -115,11 +111,8 @@ def list_providers(project: str | None, limit: int, output: str | None) -> None:
         project_id = get_project_id(client, project) if project else None
         page = client.list_items(API_PATH, limit, projectId=project_id)
     columns, rows = COLUMNS, page["items"]
-    if not wants_json(output) and is_terminal():
-        width = make_console().width
-        if get_free_width(rows, COLUMNS, "models", width) < SHORTEST_COLUMN:
-            columns = NARROW_COLUMNS
-        rows = fit_column(rows, columns, "models", width)
+    if not wants_json(output):
+        columns, rows = fit_table(rows, COLUMNS, NARROW_COLUMNS, "models")
     show_list(
         {**page, "items": rows},
         columns,

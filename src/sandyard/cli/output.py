@@ -83,7 +83,7 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
 
 
 def try_echo(text: str, *, err: bool = False) -> None:
-    """Print a line of a server, which keeps running if nobody can read the line, such as when the disk of its log is full."""
+    """Print a line of a server. Ignores failures, for example a full disk, so that the server keeps running."""
     with contextlib.suppress(OSError):
         echo(text, err=err)
 
@@ -119,12 +119,11 @@ def show_list(page: Json, columns: Mapping[str, str], output: str | None, *, emp
     for heading, field in shown.items():
         min_width = (
             max(len(str(_get_field(item, field) or "")) for item in items)
-            if field.lower().endswith(("id", "url"))
+            if field.lower().endswith(("id", "url", "status"))
             else None
         )
-        table.add_column(
-            heading, min_width=min_width, overflow="ellipsis", no_wrap=True
-        )  # truncated ids and URLs cannot be copied
+        # truncated ids and URLs cannot be copied, and a status is short anyway
+        table.add_column(heading, min_width=min_width, overflow="ellipsis", no_wrap=True)
     for item in items:
         table.add_row(*(_format_cell(field, _get_field(item, field)) for field in shown.values()))
     _print_table(table, len(shown))
@@ -162,6 +161,19 @@ def _print_table(table: Table, columns: int = 0) -> None:
         needed = screen.measure(table, options=screen.options.update(max_width=MAX_TABLE_WIDTH)).minimum
         screen.width = max(screen.width, needed + COLUMN_GAP * columns)
     screen.print(table)
+
+
+def fit_table(
+    rows: list[Json], columns: dict[str, str], narrow_columns: dict[str, str], field: str
+) -> tuple[dict[str, str], list[Json]]:
+    """Return the columns that a narrow terminal has room for, and the rows with the values of a field shortened so that the others fit.
+    In a pipe nothing is changed."""
+    if not is_terminal():
+        return columns, rows
+    width = make_console().width
+    if get_free_width(rows, columns, field, width) < SHORTEST_COLUMN:
+        columns = narrow_columns
+    return columns, fit_column(rows, columns, field, width)
 
 
 def get_free_width(rows: Sequence[Json], columns: Mapping[str, str], field: str, width: int) -> int:
@@ -271,6 +283,16 @@ def _format_cell(field: str, value: Json) -> Any:
     return Text(text, style=STATUS_STYLES.get(text, "") if field.endswith("status") else "")
 
 
-def pluralize(number: int, noun: str) -> str:
-    """Return `1 commit` or `3 commits`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def pluralize(number: int, noun: str, plural: str | None = None) -> str:
+    """Return `1 commit` or `3 commits`. `plural` defaults to the noun with an s."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def format_size(size: float) -> str:
+    """Format a number of bytes: `1.5 GiB`."""
+    amount = float(size)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "bytes" or amount >= 100 else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"

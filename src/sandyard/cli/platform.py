@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import logging
 from typing import TYPE_CHECKING
 
 import click
@@ -15,9 +17,13 @@ if TYPE_CHECKING:
 
 
 @click.command(hidden=True)
-def platform() -> None:
+@click.option("--try-upgrade", is_flag=True, help="Only try whether the database can be upgraded; nothing is changed.")
+def platform(*, try_upgrade: bool) -> None:
     """Serve the platform until SIGTERM. Settings are SANDYARD_<NAME> and E2B_… variables."""
     lifeline.watch_supervisor()
+    if try_upgrade:
+        asyncio.run(_try_upgrade())
+        return
     gc.disable()  # garbage collection takes a quarter of the start-up time, and imported modules are never freed
     from sandyard.platform.app import run  # noqa: PLC0415 - slow to load
     from sandyard.platform.settings import PlatformSettings  # noqa: PLC0415
@@ -25,6 +31,23 @@ def platform() -> None:
     gc.enable()
     lifeline.wait_for_turn()
     run(PlatformSettings.load(), announce, report_standby)
+
+
+async def _try_upgrade() -> None:
+    from sandyard.kit.logging import configure  # noqa: PLC0415 - slow to load
+    from sandyard.platform.db import migrate  # noqa: PLC0415
+    from sandyard.platform.db.database import Database  # noqa: PLC0415
+    from sandyard.platform.settings import PlatformSettings  # noqa: PLC0415
+
+    settings = PlatformSettings.load()
+    configure(settings.log_level, as_json=settings.log_json)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    database = Database(settings.database)
+    await database.open()
+    try:
+        await migrate.try_upgrade(database)
+    finally:
+        await database.close()
 
 
 def report_standby(reason: str) -> None:

@@ -128,7 +128,7 @@ def _warn_about_demo_agents(client: Client, task: Any, screen: Screen) -> None:
     names = {str(attempt["agent"]) for attempt in task.get("attempts") or [] if agents.is_demo(attempt["agent"])}
     for name in sorted(names):
         screen.print_note(
-            f"{agents.label(name)} is not a real agent: it only follows step-by-step instructions. "
+            f"{agents.format_label(name)} is not a real agent: it only follows step-by-step instructions. "
             "Choose another with --agent; list them with `sandyard agent list`."
         )
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from sandyard.cli.completion import complete_projects, complete_sessions
-from sandyard.cli.connection import connect, get_project_id, quote_segment
+from sandyard.cli.connection import MAX_ITEMS, connect, get_project_id, quote_segment
 from sandyard.cli.git.checkout import wait_for_checkout
 from sandyard.cli.options import drop_missing, env_option, limit_option
-from sandyard.cli.output import output_option, show_list, show_one
+from sandyard.cli.output import output_option, show_list, show_one, wants_json
 from sandyard.cli.sandboxes.readiness import wait_until_ready
 from sandyard.cli.turns import allow, answer, cancel, prompt, transcript
+
+if TYPE_CHECKING:
+    from sandyard.cli.client import Client
 
 COLUMNS = {
     "ID": "id",
     "TITLE": "title",
-    "SANDBOX": "sandboxId",
     "STATUS": "sandbox.status",
-    "PROJECT": "projectId",
+    "PROJECT": "projectName",
+    "AGENT": "agent",
     "CREATED": "createdAt",
 }
 FIELDS = {
@@ -85,7 +90,18 @@ def list_sessions(project: str | None, archived: bool, limit: int, output: str |
     with connect() as client:
         project_id = get_project_id(client, project) if project else None
         page = client.list_items("/sessions", limit, projectId=project_id, archived=True if archived else None)
+        if not wants_json(output):
+            _add_project_names(client, page["items"])
     show_list(page, COLUMNS, output, empty_message="No sessions. To create one: sandyard session create")
+
+
+def _add_project_names(client: Client, sessions: list[Any]) -> None:
+    """Set the field `projectName` of each session with a project."""
+    if not any(item["projectId"] for item in sessions):
+        return
+    names = {project["id"]: project["name"] for project in client.list_items("/projects", MAX_ITEMS)["items"]}
+    for item in sessions:
+        item["projectName"] = names.get(item["projectId"], item["projectId"])
 
 
 @session.command()

@@ -16,9 +16,9 @@ _PAGE = 100
 @click.group()
 @engine_options
 @click.pass_context
-def snapshot(context: click.Context, url: str, api_key: str) -> None:
+def snapshot(context: click.Context, url: str | None, api_key: str) -> None:
     """List snapshots, and fetch them from the layer store."""
-    context.obj = EngineAddress(url, api_key)
+    context.obj = EngineAddress.find(url, api_key)
 
 
 @snapshot.command("list")
@@ -33,17 +33,19 @@ def list_snapshots(engine: EngineAddress) -> None:
         local = list(_list_local(client))
         published = _list_published(client)
         status = _get_status(client)
-    for one in local:
-        state = "durable" if one.get("durable") else "local"
-        echo(f"{state:10} {one['snapshotID']}")
-        reason = (status or {}).get("failures", {}).get(one["snapshotID"].partition(":")[0])
+    for snapshot in local:
+        state = "durable" if snapshot.get("durable") else "local"
+        echo(f"{state:10} {snapshot['snapshotID']}")
+        reason = (status or {}).get("failures", {}).get(snapshot["snapshotID"].partition(":")[0])
         if reason:
             echo(f"           not published: {reason}")
-    for one in published:
-        if "problem" in one:
-            echo(f"{'damaged':10} {one['snapshotID']}  {one['problem']}")
-        elif not one["local"]:
-            echo(f"{'published':10} {one['snapshotID']}  {one['id']}  {one['createdAt']}  {one['size'] >> 20} MiB")
+    for snapshot in published:
+        if "problem" in snapshot:
+            echo(f"{'damaged':10} {snapshot['snapshotID']}  {snapshot['problem']}")
+        elif not snapshot["local"]:
+            echo(
+                f"{'published':10} {snapshot['snapshotID']}  {snapshot['id']}  {snapshot['createdAt']}  {snapshot['size'] >> 20} MiB"
+            )
     if status is not None and status["problem"]:
         echo(f"The layer store cannot be used: {status['problem']}", err=True)
 

@@ -11,7 +11,7 @@ from sandyard.cli.advice import get_advice
 from sandyard.cli.completion import complete_sessions
 from sandyard.cli.connection import connect, quote_segment
 from sandyard.cli.errors import FAILED, CommandError
-from sandyard.cli.live.asks import AskPrompt, allow_denied, answer_one, answer_options
+from sandyard.cli.live.asks import AskPrompt, allow_denied, answer_options, answer_or_list
 from sandyard.cli.live.feed import INTERRUPTED, FeedUpdate, follow_until
 from sandyard.cli.live.screen import Screen
 from sandyard.cli.live.transcript import Transcript, open_transcript, print_transcript
@@ -97,7 +97,7 @@ def answer(session_id: str, output: str, **given: Any) -> None:
     For several questions at once, use NAME=ANSWER for each, or one answer for each in order.
     """
     with connect() as client:
-        answer_one(client, {"sessionId": session_id}, session_id, as_json=output == "json", **given)
+        answer_or_list(client, {"sessionId": session_id}, session_id, as_json=output == "json", **given)
 
 
 @click.command()
@@ -148,10 +148,10 @@ def _follow(client: Client, session_id: str, turn: Any, screen: Screen, *, as_js
         if update.reconnected or update.has_event("turn"):
             found = client.get(f"/turns/{quote_segment(turn['id'])}") if turn is not None else None
             turns[:] = [found] if found is not None else _list_turns(client, session_id)
-        over = not any(turn["status"] in OPEN_STATUSES for turn in turns)
-        shown.handle_events(update, over=over)
+        has_ended = not any(turn["status"] in OPEN_STATUSES for turn in turns)
+        shown.handle_events(update, has_ended=has_ended)
         screen.set_status(_describe_activity(turns, shown))
-        return turns if over else None
+        return turns if has_ended else None
 
     return follow_until(client, filters, screen, ask_prompt, refresh)
 

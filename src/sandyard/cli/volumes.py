@@ -12,9 +12,9 @@ from sandyard.kit.errors import NotFoundError
 @click.group()
 @engine_options
 @click.pass_context
-def volume(context: click.Context, url: str, api_key: str) -> None:
+def volume(context: click.Context, url: str | None, api_key: str) -> None:
     """List and delete volumes: files that outlive sandboxes and are shared between them."""
-    context.obj = EngineAddress(url, api_key)
+    context.obj = EngineAddress.find(url, api_key)
 
 
 @volume.command("ls")

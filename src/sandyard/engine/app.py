@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
+import shutil
 import signal
 import socket
 import ssl
@@ -22,21 +24,37 @@ from sandyard.engine.builds.repository import BuildRepository
 from sandyard.engine.builds.service import Builds
 from sandyard.engine.certificates import server_certificates as tls
 from sandyard.engine.certificates.authority import Authority
-from sandyard.engine.contract import Driver, PublicNames
+from sandyard.engine.contract import Driver, Layers, PublicNames
+from sandyard.engine.disk.service import EngineDisk
 from sandyard.engine.drivers import load_driver
+from sandyard.engine.drivers.cluster.driver import ClusterDriver, ClusterOptions
+from sandyard.engine.drivers.cluster.placement import Reserves
 from sandyard.engine.drivers.machine.kernel import is_root
-from sandyard.engine.e2b.control import api
+from sandyard.engine.e2b.control import api, metrics
 from sandyard.engine.e2b.control.context import Context
 from sandyard.engine.e2b.dataplane.asgi import App
 from sandyard.engine.e2b.dataplane.gateway import Gateway
 from sandyard.engine.e2b.dataplane.hairpin import HairpinGateway
 from sandyard.engine.e2b.dataplane.tunnel import Tunnel
+from sandyard.engine.e2b.join_app import build_join_app
 from sandyard.engine.e2b.redirect import HTTP_PORT, Redirect
 from sandyard.engine.e2b.server import EngineProtocol
+from sandyard.engine.hosts.administration import HostAdministration, LocalStatus
+from sandyard.engine.hosts.authority import HostAuthority
+from sandyard.engine.hosts.directory import Hosts, has_hosts
+from sandyard.engine.hosts.enrollment import Enrollment
+from sandyard.engine.hosts.loss import LossWatch
+from sandyard.engine.hosts.origins import StoredOrigins
+from sandyard.engine.hosts.sources import open_supply
+from sandyard.engine.hosts.validation import validate_address
 from sandyard.engine.images.service import Images
 from sandyard.engine.images.service import Options as ImageOptions
+from sandyard.engine.layers.copies import LayerFolderCopies
+from sandyard.engine.layers.publisher import PackLimits
 from sandyard.engine.layers.service import LayerService
-from sandyard.engine.sandboxes.model import Template
+from sandyard.engine.sandboxes.checkpoints import Checkpointer
+from sandyard.engine.sandboxes.evacuation import EmptiedHost, Evacuation
+from sandyard.engine.sandboxes.model import Template, Templates
 from sandyard.engine.sandboxes.service import Sandboxes
 from sandyard.engine.secrets.outbound import SecretsOutbound
 from sandyard.engine.secrets.service import Secrets
@@ -45,14 +63,20 @@ from sandyard.engine.store.database import Database
 from sandyard.engine.store.datadir import DataDir
 from sandyard.engine.store.keys import ApiKeys
 from sandyard.engine.templates.catalogue import Catalogue
+from sandyard.engine.templates.folder import TemplateFolder
+from sandyard.engine.templates.unused import register_engine
 from sandyard.engine.volumes.service import Volumes
+from sandyard.kit import telemetry
 from sandyard.kit.clock import SystemClock
 from sandyard.kit.connections import CONNECTIONS
+from sandyard.kit.endpoints import format_endpoint, make_local_url
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.listen import is_loopback, listen, raise_file_limit
 from sandyard.kit.logging import configure, get_logger
 from sandyard.kit.secret import Secret
-from sandyard.kit.server import BoundedProtocol, Server, local_url
+from sandyard.kit.server import BoundedProtocol, Server
+from sandyard.kit.tasks import end_tasks
+from sandyard.kit.tls_server import TlsServer
 
 log = get_logger(__name__)
 
@@ -62,6 +86,8 @@ request is about to use."""
 SWITCH_SECONDS = 0.0005
 """How long a background thread may keep a request waiting for the interpreter lock. Python's default is ten times
 longer, which is more than a whole create takes."""
+_EPOCH = "cluster_epoch"
+"""The number of starts of this engine with hosts, in its database: hosts refuse an older engine."""
 SHUTDOWN_SECONDS = 5
 """How long requests in progress may still take when the engine stops."""
 
@@ -77,11 +103,13 @@ class Ready:
     secure_domain: str | None = None  # the value for E2B_DOMAIN, if TLS is enabled
     authority: Path | None = None  # the certificate clients have to trust, if it is the engine's own authority
     redirect_port: int | None = None  # the port that redirects plain HTTP to HTTPS
+    join_address: str | None = None  # ADDRESS:PORT at which machines join as hosts
 
 
 def run(settings: EngineSettings, ready: Callable[[Ready], None], *, access_log: bool = False) -> None:
     """Serve until SIGTERM or SIGINT. Raises SandyardError if the engine cannot start."""
     configure(settings.log_level, as_json=settings.log_json)
+    telemetry.configure("sandyard-engine", settings)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     for chatty in ("httpx", "httpcore"):  # their log lines contain signed URLs, which grant access
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -90,26 +118,31 @@ def run(settings: EngineSettings, ready: Callable[[Ready], None], *, access_log:
     sys.setswitchinterval(SWITCH_SECONDS)
     data = DataDir(settings.data_dir)
     with contextlib.ExitStack() as stack:
+        stack.callback(telemetry.close)
         listener = stack.enter_context(listen(settings.host, settings.port))
         secure = None
         if settings.tls_port is not None:
             secure = stack.enter_context(listen(settings.tls_host or settings.host, settings.tls_port, "tls-"))
         if (redirect := _listen_for_redirect(settings)) is not None:
             stack.enter_context(redirect)
+        if (join := _listen_for_hosts(settings)) is not None:
+            stack.enter_context(join)
         stack.callback(data.unlock)
         data.lock()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            listeners = _Listeners(listener, secure, redirect)
+            listeners = _Listeners(listener, secure, redirect, join)
             runner.run(_serve(settings, data, listeners, ready, access_log=access_log))
 
 
 @dataclass(frozen=True, slots=True)
 class _Listeners:
-    """The engine's sockets: plain HTTP and, if TLS is enabled, HTTPS and the redirect to it."""
+    """The engine's sockets: plain HTTP and, if TLS is enabled, HTTPS and the redirect to it; and, if machines can join as
+    hosts, the port for that."""
 
     plain: socket.socket
     secure: socket.socket | None
     redirect: socket.socket | None
+    join: socket.socket | None
 
 
 def _listen_for_redirect(settings: EngineSettings) -> socket.socket | None:
@@ -125,6 +158,14 @@ def _listen_for_redirect(settings: EngineSettings) -> socket.socket | None:
             raise
         log.warning("redirect_unavailable", port=HTTP_PORT, reason=error.message)
         return None
+
+
+def _listen_for_hosts(settings: EngineSettings) -> socket.socket | None:
+    """Open the port at which machines join as hosts, if any can."""
+    if settings.join_address is None:
+        return None
+    address = validate_address(settings.join_address)
+    return listen(settings.join_host or address, settings.join_port, "join-")
 
 
 async def _serve(
@@ -146,8 +187,18 @@ async def _serve(
     domain = tls.resolve_public_domain(settings, port, secure_port)
     sandbox_certificate = tls.load_sandbox_certificate(settings, data.tls, public_certificate)
     public_names = _make_public_names(domain) if sandbox_certificate is not None else None
-    async with _open_components(settings, data, domain, public_names, sandbox_certificate) as engine:
+    join_address = None
+    if listeners.join is not None and settings.join_address is not None:
+        join_address = format_endpoint(validate_address(settings.join_address), listeners.join.getsockname()[1])
+    async with _open_components(
+        settings, data, domain, public_names, sandbox_certificate, join_address=join_address
+    ) as engine:
+        for certificate in (public_certificate, sandbox_certificate):
+            if certificate is not None and certificate.own is not None:
+                certificate.own.is_sandbox_name = engine.gateway.is_sandbox_name
         servers = [(_make_server(engine.gateway, access_log), listeners.plain)]
+        if listeners.join is not None and engine.enrollment is not None:
+            servers.append((_make_join_server(engine, access_log), listeners.join))
         redirect_port = None
         if secure is not None and public_certificate is not None:
             servers.append((_make_server(engine.gateway, access_log, public_certificate.context), secure))
@@ -163,13 +214,14 @@ async def _serve(
         serving = [asyncio.create_task(server.serve([listener])) for server, listener in servers]
         ready(
             Ready(
-                local_url(host, port),
+                make_local_url(host, port),
                 not is_loopback(host),
                 engine.new_key,
                 engine.driver.name,
                 domain if public_certificate else None,
                 public_certificate.authority if public_certificate else None,
                 redirect_port,
+                join_address,
             )
         )
         log.info(
@@ -197,6 +249,8 @@ class _Engine:
     driver: Driver
     gateway: Gateway
     new_key: Secret | None
+    hosts: HostAdministration
+    enrollment: Enrollment | None
 
 
 def _make_public_names(domain: str | None) -> PublicNames | None:
@@ -213,44 +267,27 @@ async def _open_components(
     domain: str | None,
     public_names: PublicNames | None,
     sandbox_certificate: tls.ServerCertificate | None,
+    *,
+    join_address: str | None,
 ) -> AsyncIterator[_Engine]:
     """Open all components behind the sockets in order, and close them in reverse order."""
-    authority_file = sandbox_certificate.authority if sandbox_certificate is not None else None
-    authority_pem = authority_file.read_bytes() if authority_file is not None else None
+    authority_pem = _read_authority(sandbox_certificate)
     async with contextlib.AsyncExitStack() as stack:
         database = Database(data.database)
         database.open()
         stack.callback(database.close)
-        keys = ApiKeys(database, settings.api_keys)
-        new_key = None if settings.api_keys or keys.list() else keys.create("first")[1]
-        catalogue = (
-            None
-            if settings.driver == "fake"
-            else Catalogue(
-                settings.templates_dir,
-                carry_host_trust=settings.carry_host_trust,
-                build_desktop=settings.build_desktop,
-                build_docker=settings.build_docker,
-                authority=authority_pem,
-                trust_directory=data.trust,
-            )
-        )
-        if catalogue is not None:
-            await asyncio.to_thread(catalogue.open)
+        keys, new_key = _open_keys(settings, database)
+        catalogue = await _open_catalogue(settings, data, authority_pem)
         templates = catalogue or BareTemplates()
-        secrets = Secrets(database, data.secrets_key)
+        secrets = _open_secrets(stack, database, data)
         egress_authority = await asyncio.to_thread(Authority.load, data.egress)
-        driver = load_driver(settings, data.path, SecretsOutbound(secrets, egress_authority), public_names)
-        images = Images(data.images, ImageOptions.from_settings(settings, authority_pem))
-        await asyncio.to_thread(images.prepare)
-        layers = (
-            LayerService(settings, data, database, rootless=not is_root()) if settings.layer_store is not None else None
-        )
-        if layers is not None:
-            await asyncio.to_thread(layers.prepare)
-        repository = BuildRepository(database)
-        built = BuiltTemplates(repository, SystemClock())
-        built.load()
+        outbound = SecretsOutbound(secrets, egress_authority)
+        local = load_driver(settings, data.path, outbound, public_names)
+        places = await _open_places(settings, data, database, join_address, local=local, outbound=outbound)
+        driver = places.driver
+        images = await _prepare_images(settings, data, authority_pem)
+        layers = await _prepare_layers(settings, data, database)
+        repository, built = _load_built_templates(database)
         sandboxes = Sandboxes(
             database,
             driver,
@@ -269,6 +306,8 @@ async def _open_components(
             settings=settings,
             folder=data.uploads,
         )
+        if places.cluster is not None:
+            _connect_cluster(places.cluster, sandboxes, templates, settings)
         await sandboxes.open()
         stack.push_async_callback(sandboxes.close)
         volumes = Volumes(database, driver, settings, sandboxes)
@@ -282,23 +321,252 @@ async def _open_components(
         stack.push_async_callback(images.close)
         await builds.open()
         stack.push_async_callback(builds.close)
+        if places.origins is not None:
+            places.origins.remove_unused_layers(uses_layer)
         if layers is not None:
-            layers.open(sandboxes.components.snapshots, uses_layer, driver.find_layers)
+            _start_layers(layers, sandboxes, uses_layer, places)
             stack.push_async_callback(layers.close)
-            sandboxes.pull_snapshot = layers.pull_missing
         if catalogue is not None:
             await catalogue.start()
             stack.push_async_callback(catalogue.close)
-        context = Context(sandboxes, templates, settings.default_limits, domain, secrets, builds, volumes, layers)
-        add_language = catalogue.add_language if catalogue is not None and settings.add_languages else None
-        gateway = Gateway(
-            sandboxes,
-            api.build_app(context, keys),
-            *((add_language,) if add_language else ()),
-            is_api_key=lambda text: keys.check(text) is not None,
+        administration = await _open_administration(stack, database, data, places, sandboxes, settings=settings)
+        if catalogue is not None:
+            await asyncio.to_thread(register_engine, TemplateFolder(settings.templates_dir), data.path)
+        disk = EngineDisk(
+            settings,
+            data,
+            sandboxes=sandboxes,
+            images=images,
+            builds=builds,
+            layers=layers,
+            uses_layer=uses_layer,
         )
+        context = Context(
+            sandboxes,
+            templates,
+            settings.default_limits,
+            domain,
+            secrets,
+            builds,
+            volumes,
+            administration,
+            disk,
+            layers,
+        )
+        gateway = _make_gateway(settings, context, keys, catalogue)
         stack.callback(gateway.close)
-        yield _Engine(driver, gateway, new_key)
+        sending = telemetry.send_metrics_regularly(
+            functools.partial(metrics.read, context), settings.otlp_metrics_interval_s
+        )
+        stack.callback(asyncio.create_task(sending).cancel)
+        yield _Engine(driver, gateway, new_key, administration, places.enrollment)
+
+
+def _read_authority(certificate: tls.ServerCertificate | None) -> bytes | None:
+    """Return the authority that sandboxes have to trust, if it is the engine's own."""
+    return None if certificate is None or certificate.authority is None else certificate.authority.read_bytes()
+
+
+def _open_keys(settings: EngineSettings, database: Database) -> tuple[ApiKeys, Secret | None]:
+    """Return the API keys, and the first one if it was just created."""
+    keys = ApiKeys(database, settings.api_keys)
+    return keys, None if settings.api_keys or keys.list() else keys.create("first")[1]
+
+
+def _open_secrets(stack: contextlib.AsyncExitStack, database: Database, data: DataDir) -> Secrets:
+    """Return the stored secrets, and begin to remove keys that were rotated."""
+    secrets = Secrets(database, data.secrets_key)
+    stack.callback(asyncio.create_task(secrets.tidy_keys_regularly()).cancel)
+    return secrets
+
+
+async def _open_catalogue(settings: EngineSettings, data: DataDir, authority_pem: bytes | None) -> Catalogue | None:
+    """Return the machine's templates, or None with the fake driver."""
+    if settings.driver == "fake":
+        return None
+    catalogue = Catalogue(
+        settings.templates_dir,
+        carry_host_trust=settings.carry_host_trust,
+        build_desktop=settings.build_desktop,
+        build_docker=settings.build_docker,
+        authority=authority_pem,
+        trust_directory=data.trust,
+    )
+    await asyncio.to_thread(catalogue.open)
+    return catalogue
+
+
+def _load_built_templates(database: Database) -> tuple[BuildRepository, BuiltTemplates]:
+    repository = BuildRepository(database)
+    built = BuiltTemplates(repository, SystemClock())
+    built.load()
+    return repository, built
+
+
+async def _open_hosts(database: Database, data: DataDir, join_address: str | None) -> tuple[Hosts, Enrollment | None]:
+    """Return the registered hosts, and what lets machines join. An engine without hosts has no authority for them."""
+    if join_address is None and not has_hosts(database):
+        return Hosts(database, None), None
+    authority = await asyncio.to_thread(HostAuthority.load, data.hosts_authority)
+    hosts = Hosts(database, authority)
+    return hosts, Enrollment(database, hosts, authority, join_address) if join_address is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """The driver of sandboxes: on this machine, and if `cluster` is set, also on registered hosts."""
+
+    driver: Driver
+    cluster: ClusterDriver | None
+    hosts: Hosts
+    enrollment: Enrollment | None
+    origins: StoredOrigins | None = None
+
+
+async def _open_places(
+    settings: EngineSettings,
+    data: DataDir,
+    database: Database,
+    join_address: str | None,
+    *,
+    local: Driver,
+    outbound: SecretsOutbound,
+) -> _Places:
+    """Engines that have never had hosts use the driver of this machine alone."""
+    hosts, enrollment = await _open_hosts(database, data, join_address)
+    if enrollment is None and database.get_meta(_EPOCH) is None:
+        return _Places(local, None, hosts, None)
+    options = _start_epoch(settings, database)
+    copies, origins = _make_copies(settings, local), StoredOrigins(database)
+    cluster = ClusterDriver(local, copies, hosts, options, origins=origins, egress=outbound)
+    return _Places(cluster, cluster, hosts, enrollment, origins)
+
+
+def _connect_cluster(
+    cluster: ClusterDriver, sandboxes: Sandboxes, templates: Templates, settings: EngineSettings
+) -> None:
+    """Tell the cluster what it needs to know about sandboxes."""
+
+    def list_common_layers() -> list[Layers]:
+        template = templates.resolve(settings.default_template)
+        return [template.layers] if template is not None else []
+
+    cluster.find_policy = sandboxes.components.registry.find_policy
+    cluster.list_common_layers = list_common_layers
+
+
+async def _open_administration(
+    stack: contextlib.AsyncExitStack,
+    database: Database,
+    data: DataDir,
+    places: _Places,
+    sandboxes: Sandboxes,
+    *,
+    settings: EngineSettings,
+) -> HostAdministration:
+    """Return the operations on hosts. Begin to empty those that are to be emptied, and to take checkpoints."""
+    hosts, cluster, components = places.hosts, places.cluster, sandboxes.components
+    supply = None
+    if places.enrollment is not None:
+        supply = await open_supply(stack, settings, hosts, places.enrollment, database)
+    if cluster is None:
+        local = LocalStatus(places.driver, components.registry.__len__, data.path)
+        return HostAdministration(database, hosts, local, places.enrollment, supply=supply)
+    evacuation = Evacuation(
+        mover=components.mover,
+        checkpoints=components.checkpoints,
+        registry=components.registry,
+        pool=components.pool,
+        clock=components.ledger.clock,
+        places=cluster,
+        on_return=lambda host_id: hosts.update(host_id, lost=False),
+    )
+    stack.push_async_callback(evacuation.close)
+
+    def update_hosts() -> None:
+        emptied = hosts.list_emptied()
+        evacuation.set_hosts({host.record.id: EmptiedHost(host.record.name, host.lost) for host in emptied})
+
+    update_hosts()
+    hosts.on_change(update_hosts)
+    if settings.recover_after_s > 0:
+        watch = LossWatch(
+            cluster.list_statuses,
+            lambda host_id: hosts.update(host_id, lost=True),
+            components.ledger.clock,
+            settings.recover_after_s,
+        )
+        watching = asyncio.create_task(watch.run())
+        stack.push_async_callback(end_tasks, watching)
+    checkpointer = Checkpointer(
+        checkpoints=components.checkpoints,
+        registry=components.registry,
+        lifecycle=components.lifecycle,
+        creation=components.creation,
+        snapshots=components.snapshots,
+        calls=components.calls,
+        clock=components.ledger.clock,
+        places=cluster,
+        interval_s=settings.checkpoint_interval_s,
+        get_free_disk=lambda: shutil.disk_usage(data.path).free,
+        min_free_disk=2 * settings.disk_reserve_mb << 20,
+    )
+    if settings.checkpoint_interval_s > 0:
+        checkpointer.start()
+    stack.push_async_callback(checkpointer.close)
+    return HostAdministration(database, hosts, cluster.list_statuses, places.enrollment, evacuation, supply=supply)
+
+
+def _start_layers(
+    layers: LayerService, sandboxes: Sandboxes, uses_layer: Callable[[str], bool], places: _Places
+) -> None:
+    """Start publishing snapshots, also those that are on other hosts."""
+    if places.cluster is not None:
+        layers.fetch_layers = places.cluster.fetch_layers
+    layers.open(sandboxes.components.snapshots, uses_layer, places.driver.find_layers, sandboxes.is_template)
+    sandboxes.pull_snapshot = layers.pull_missing
+
+
+def _make_copies(settings: EngineSettings, local: Driver) -> LayerFolderCopies:
+    """Return the copies of other hosts' layers on this machine."""
+    limits = PackLimits(settings.layer_max_mb << 20, settings.layer_max_files, settings.disk_reserve_mb << 20)
+    return LayerFolderCopies(settings.data_dir, limits, local.find_layers, rootless=not is_root())
+
+
+def _start_epoch(settings: EngineSettings, database: Database) -> ClusterOptions:
+    """Return the options of a cluster whose hosts refuse all earlier engines with this database."""
+    epoch = int(database.get_meta(_EPOCH) or 0) + 1
+    database.set_meta(_EPOCH, str(epoch))
+    return ClusterOptions(
+        epoch,
+        Reserves(settings.memory_reserve_mb, settings.disk_reserve_mb),
+        use_local=settings.local_sandboxes,
+        stats_interval_s=settings.metrics_interval_s,
+    )
+
+
+async def _prepare_images(settings: EngineSettings, data: DataDir, authority_pem: bytes | None) -> Images:
+    images = Images(data.images, ImageOptions.from_settings(settings, authority_pem))
+    await asyncio.to_thread(images.prepare)
+    return images
+
+
+async def _prepare_layers(settings: EngineSettings, data: DataDir, database: Database) -> LayerService | None:
+    if settings.layer_store is None:
+        return None
+    layers = LayerService(settings, data, database, rootless=not is_root())
+    await asyncio.to_thread(layers.prepare)
+    return layers
+
+
+def _make_gateway(settings: EngineSettings, context: Context, keys: ApiKeys, catalogue: Catalogue | None) -> Gateway:
+    add_language = catalogue.add_language if catalogue is not None and settings.add_languages else None
+    return Gateway(
+        context.sandboxes,
+        api.build_app(context, keys),
+        *((add_language,) if add_language else ()),
+        is_api_key=lambda text: keys.check(text) is not None,
+    )
 
 
 class BareTemplates:
@@ -321,8 +589,7 @@ def _make_server(gateway: Gateway | HairpinGateway, access_log: bool, context: s
     config = _make_config(gateway, EngineProtocol, access_log)
     config.ws = Tunnel.factory(gateway)  # type: ignore[assignment]  # uvicorn only calls it
     config.load()
-    config.ssl = context  # uvicorn's own context cannot change its certificate
-    return Server(config)
+    return Server(config) if context is None else TlsServer(config, context)
 
 
 def _make_redirect_server(domain: str, access_log: bool) -> Server:
@@ -330,6 +597,14 @@ def _make_redirect_server(domain: str, access_log: bool) -> Server:
     config.ws = "none"
     config.load()
     return Server(config)
+
+
+def _make_join_server(engine: _Engine, access_log: bool) -> Server:
+    assert engine.enrollment is not None
+    config = _make_config(build_join_app(engine.enrollment, engine.hosts), BoundedProtocol, access_log)
+    config.ws = "none"
+    config.load()
+    return TlsServer(config, engine.enrollment.get_context())
 
 
 def _make_config(app: App, protocol: type[BoundedProtocol], access_log: bool) -> uvicorn.Config:

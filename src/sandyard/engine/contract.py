@@ -123,7 +123,7 @@ class Outbound(Protocol):
         """Return whether `fill` would insert a secret into the value."""
         ...
 
-    def context(self, host: str) -> ssl.SSLContext:
+    async def make_context(self, host: str) -> ssl.SSLContext:
         """Return a TLS context for a server that sandboxes accept as this host."""
         ...
 
@@ -257,6 +257,7 @@ class Spec:
     mounts: tuple[Mount, ...] = ()
     isolation: Isolation = Isolation.NAMESPACE
     containers: bool = False  # programs in it may create containers, which makes more of the kernel reachable
+    host_labels: Mapping[str, str] = field(default_factory=dict)  # that its host must have; only a cluster has hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,12 +295,41 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What is left for new sandboxes, on the host that has most of it. Memory and disk are in bytes; None if unknown."""
+    """The resources left on a host. Memory and disk are in bytes; None if unknown."""
 
     memory_available: int | None  # without swapping
     disk_free: int | None  # of `disk`
     disk: str  # the directory whose disk stores the sandboxes
-    full: str | None = None  # why the driver refuses new sandboxes and snapshots, whatever else is left
+    full: str | None = None  # why the driver refuses new sandboxes and snapshots, even if other resources are free
+
+
+class DiskKind(enum.StrEnum):
+    """Kinds of data that a driver stores on its disk."""
+
+    SANDBOXES = "sandboxes"  # what existing sandboxes have written
+    MEMORY = "memory"  # of suspended sandboxes
+    SNAPSHOTS = "snapshots"
+    SHARED = "shared"  # data that only snapshots and copies still need, such as that of removed sandboxes
+    VOLUMES = "volumes"
+    REMOVING = "removing"  # removed, and being deleted from the disk
+    RESERVED = "reserved"  # taken from the disk for new data
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUse:
+    """The bytes on the disk that one kind takes, and how many of them there are. No byte belongs to two kinds."""
+
+    kind: DiskKind
+    bytes: int
+    count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DiskReport:
+    """The disk use of a driver on this machine, and the files and directories that it has measured."""
+
+    uses: tuple[DiskUse, ...]
+    paths: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,12 +366,17 @@ def ignore_doubt(sandbox_ids: Collection[str], reason: str) -> None:
 
 
 class Driver(Protocol):
-    name: str
-    capabilities: Capabilities
-    """Available after `open`. A driver that has to test `suspend` first replaces it shortly afterwards."""
     on_doubt: OnDoubt
     """Set by the engine before `open`. The driver calls it on the event loop if sandboxes may have changed without
     `wait_for_exit` returning, for example after their host was restarted. The engine then asks for their condition."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Available after `open`. A driver that has to test `suspend` first replaces it shortly afterwards."""
+        ...
 
     @property
     def hairpin(self) -> Hairpin | None:
@@ -363,8 +398,13 @@ class Driver(Protocol):
         after `open`. Raises NotFoundError if a layer cannot be on this machine."""
         ...
 
-    def get_room(self) -> Room:
-        """Return what is left now. Must be fast, because creates wait for it: never on a network."""
+    def get_room(self, handle: Handle | None = None) -> Room:
+        """Return the free resources: of the host of this sandbox, or of the host that has the most. Must be fast and
+        not use a network, because creates wait for it. Raises NotFoundError if the sandbox's host is no longer registered."""
+        ...
+
+    async def measure_disk(self) -> DiskReport:
+        """Return the disk use on this machine. May take seconds."""
         ...
 
     async def wait_for_failure(self) -> str:
@@ -382,7 +422,7 @@ class Driver(Protocol):
         """Start a STOPPED sandbox on its existing file system, with new memory and processes."""
         ...
 
-    async def condition(self, handle: Handle) -> Condition:
+    async def get_condition(self, handle: Handle) -> Condition:
         """Return the current condition. Never raises NotFoundError: a sandbox that certainly does not exist is ABSENT. The
         engine removes the record of such a sandbox, and of no other."""
         ...
@@ -457,7 +497,7 @@ class Driver(Protocol):
         """Stop the sandbox and remove every trace of it. Idempotent; works in every condition."""
         ...
 
-    async def stats(self, handle: Handle) -> Stats:
+    async def get_stats(self, handle: Handle) -> Stats:
         """Return the resources that the sandbox uses now."""
         ...
 
@@ -466,6 +506,6 @@ class Driver(Protocol):
         ...
 
     async def take_denied(self, handle: Handle) -> Collection[DeniedAttempt]:
-        """Return what the egress policy has blocked since the last call, without duplicates and limited to a few
+        """Return the connections that the egress policy has blocked since the last call, without duplicates and limited to a few
         hundred."""
         ...

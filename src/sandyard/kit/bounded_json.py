@@ -69,6 +69,22 @@ def count_values(data: bytes, limit: int) -> int:
     return marks
 
 
+def is_deeper_than(value: Any, levels: int) -> bool:
+    """Return whether lists and objects are nested deeper than this. Never recurses, unlike code that shows values: pydantic writes at most
+    255 levels."""
+    level = [value]
+    for _ in range(levels + 1):
+        level = [
+            item
+            for container in level
+            if isinstance(container, (dict, list))
+            for item in (container.values() if isinstance(container, dict) else container)
+        ]
+        if not level:
+            return False
+    return True
+
+
 def _count_marks(text: bytes) -> int:
     return sum(map(text.count, _VALUE_MARKS))
 

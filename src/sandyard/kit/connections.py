@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import Protocol
 
-MOST = 10_000
+MAX_CONNECTIONS = 10_000
 """Default limit on the number of connections."""
 LOOPBACK = "loopback"
 WRITE_SECONDS = 60.0
@@ -20,7 +20,7 @@ _BYTES_ACKED = 120
 """Offset of `tcpi_bytes_acked` in struct tcp_info."""
 
 
-class Connection(Protocol):
+class LimitedConnection(Protocol):
     """The properties of a connection that the limits depend on."""
 
     client: tuple[str, int] | None
@@ -50,34 +50,34 @@ def get_address_group(host: str) -> str:
 class Connections:
     """The open connections. At a limit, the connection that has been idle longest is dropped. Unauthenticated connections are dropped first.
 
-    There are at most `most` connections, and no more than a third of the files that this process may open: a request may need a second
+    There are at most `limit` connections, and no more than a third of the files that this process may open: a request may need a second
     descriptor for its sandbox, and the rest is for everything else. One address may have a quarter of the connections. Clients on
     this machine (the platform, SDKs, a reverse proxy) share three quarters, whichever loopback address they use.
     """
 
-    def __init__(self, most: int = MOST, most_per_address: int = 0) -> None:
-        self.most = most
-        self.most_per_address = most_per_address
-        self._groups: dict[Connection, str] = {}
+    def __init__(self, limit: int = MAX_CONNECTIONS, limit_per_address: int = 0) -> None:
+        self.limit = limit
+        self.limit_per_address = limit_per_address
+        self._groups: dict[LimitedConnection, str] = {}
         self._counts: dict[str, int] = {}
-        self._idle_strangers: dict[Connection, None] = {}  # ordered by when they became idle
-        self._idle_authenticated: dict[Connection, None] = {}
+        self._idle_strangers: dict[LimitedConnection, None] = {}  # ordered by when they became idle
+        self._idle_authenticated: dict[LimitedConnection, None] = {}
 
-    def configure(self, most: int, most_per_address: int) -> None:
-        """Set the limits. `most_per_address` 0 means a quarter of all."""
-        self.most, self.most_per_address = most, most_per_address
+    def configure(self, limit: int, limit_per_address: int) -> None:
+        """Set the limits. `limit_per_address` 0 means a quarter of all."""
+        self.limit, self.limit_per_address = limit, limit_per_address
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    def add(self, connection: Connection) -> bool:
+    def add(self, connection: LimitedConnection) -> bool:
         """Register a new connection as idle. Return False if there is no room and no other connection can be dropped."""
         group = get_address_group(connection.client[0] if connection.client else "")
-        most = self._get_limit()
-        if self._counts.get(group, 0) >= self._get_group_limit(group, most):
+        limit = self._get_limit()
+        if self._counts.get(group, 0) >= self._get_group_limit(group, limit):
             has_room = self._make_room(group)
         else:
-            has_room = len(self._groups) < most or self._make_room(None)
+            has_room = len(self._groups) < limit or self._make_room(None)
         if not has_room:
             return False
         self._groups[connection] = group
@@ -85,7 +85,7 @@ class Connections:
         self._idle_strangers[connection] = None
         return True
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: LimitedConnection) -> None:
         """Remove a connection. Idempotent."""
         self.mark_busy(connection)
         group = self._groups.pop(connection, None)
@@ -94,24 +94,24 @@ class Connections:
             if not self._counts[group]:
                 del self._counts[group]
 
-    def mark_busy(self, connection: Connection) -> None:
+    def mark_busy(self, connection: LimitedConnection) -> None:
         """Protect a connection from being dropped, because it serves a request."""
         self._idle_strangers.pop(connection, None)
         self._idle_authenticated.pop(connection, None)
 
-    def mark_idle(self, connection: Connection) -> None:
+    def mark_idle(self, connection: LimitedConnection) -> None:
         """Allow a connection to be dropped, because it serves no request."""
         if connection in self._groups:
             (self._idle_authenticated if connection.authenticated else self._idle_strangers)[connection] = None
 
     def _get_limit(self) -> int:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return self.most if files == resource.RLIM_INFINITY else max(1, min(self.most, files // 3))
+        return self.limit if files == resource.RLIM_INFINITY else max(1, min(self.limit, files // 3))
 
-    def _get_group_limit(self, group: str, most: int) -> int:
+    def _get_group_limit(self, group: str, limit: int) -> int:
         if group == LOOPBACK:
-            return max(1, most * 3 // 4)
-        return min(self.most_per_address or max(1, most // 4), most)
+            return max(1, limit * 3 // 4)
+        return min(self.limit_per_address or max(1, limit // 4), limit)
 
     def _make_room(self, group: str | None) -> bool:
         for connection in chain(self._idle_strangers, self._idle_authenticated):

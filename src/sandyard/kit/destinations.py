@@ -11,6 +11,7 @@ import ipaddress
 import re
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import getproxies_environment, proxy_bypass
 
@@ -26,7 +27,7 @@ addresses."""
 ROUTES_FILE, IPV6_ADDRESSES_FILE = Path("/proc/net/fib_trie"), Path("/proc/net/if_inet6")
 _REREAD_SECONDS = 5.0
 _ROUTE = re.compile(r"\|-- (?P<address>[0-9.]+)\n(?P<kinds>(?:\s+/\d+ .*\n)+)")
-_ATTACHED = re.compile(r"/(\d+) (?:link UNICAST|host LOCAL)")
+_ATTACHED = re.compile(r"/(\d+) (link UNICAST|host LOCAL)")
 
 
 class PrivateAddressError(ForbiddenError):
@@ -102,27 +103,50 @@ def is_public(address: Address) -> bool:
     private = [*_NEVER_PUBLIC, *list_attached_networks()]
     return all(
         equivalent.is_global and not equivalent.is_multicast and not any(equivalent in network for network in private)
-        for equivalent in _list_equivalent_addresses(address)
+        for equivalent in list_equivalent_addresses(address)
+    )
+
+
+def is_own(address: Address) -> bool:
+    """Return whether an address, or an IPv4 address that a gateway would translate it to, is one of this machine."""
+    own = _read_attached(ROUTES_FILE, IPV6_ADDRESSES_FILE, time.monotonic() // _REREAD_SECONDS).own
+    return any(
+        equivalent.is_loopback or equivalent.is_unspecified or any(equivalent in network for network in own)
+        for equivalent in list_equivalent_addresses(address)
     )
 
 
 def list_attached_networks() -> Sequence[Network]:
     """Return the public addresses of this machine and the public networks it reaches without a router. Cached for a few seconds."""
-    return _read_attached(ROUTES_FILE, IPV6_ADDRESSES_FILE, time.monotonic() // _REREAD_SECONDS)
+    return _read_attached(ROUTES_FILE, IPV6_ADDRESSES_FILE, time.monotonic() // _REREAD_SECONDS).public
+
+
+@dataclass(frozen=True, slots=True)
+class _Attached:
+    """`own`: this machine's addresses. `public`: those of them, and of the networks it reaches without a router, that look public."""
+
+    own: Sequence[Network]
+    public: Sequence[Network]
 
 
 @functools.lru_cache(maxsize=1)
-def _read_attached(routes: Path, ipv6_addresses: Path, _cache_key: float) -> Sequence[Network]:
-    return [network for network in _parse_attached(routes, ipv6_addresses) if network.is_global]
+def _read_attached(routes: Path, ipv6_addresses: Path, _cache_key: float) -> _Attached:
+    own, attached = list[Network](), list[Network]()
+    for network, is_local in _parse_attached(routes, ipv6_addresses):
+        (own if is_local else attached).append(network)
+    return _Attached(own, [network for network in (*own, *attached) if network.is_global])
 
 
-def _parse_attached(routes: Path, ipv6_addresses: Path) -> Iterator[Network]:
+def _parse_attached(routes: Path, ipv6_addresses: Path) -> Iterator[tuple[Network, bool]]:
+    """Yield networks, and whether all of their addresses are this machine's own."""
     for route in _ROUTE.finditer(_read(routes)):
-        for length in _ATTACHED.findall(route["kinds"]):
-            yield ipaddress.IPv4Network((route["address"], int(length)), strict=False)
+        for length, kind in _ATTACHED.findall(route["kinds"]):
+            yield ipaddress.IPv4Network((route["address"], int(length)), strict=False), kind == "host LOCAL"
     for line in _read(ipv6_addresses).splitlines():
         address, _, length = line.split()[:3]
-        yield ipaddress.IPv6Network((bytes.fromhex(address), int(length, 16)), strict=False)
+        packed = bytes.fromhex(address)
+        yield ipaddress.IPv6Network((packed, 128)), True
+        yield ipaddress.IPv6Network((packed, int(length, 16)), strict=False), False
 
 
 def _read(file: Path) -> str:
@@ -139,7 +163,7 @@ def is_proxied(scheme: str, host: str) -> bool:
     return bool(proxies.get(scheme) or proxies.get("all")) and not proxy_bypass(host)
 
 
-def _list_equivalent_addresses(address: Address) -> list[Address]:
+def list_equivalent_addresses(address: Address) -> list[Address]:
     """Return the address and the IPv4 addresses that are embedded in it."""
     if isinstance(address, ipaddress.IPv4Address):
         return [address]

@@ -41,7 +41,7 @@ class EventStream:
         self._searched = len(self.buffer)
         return self._find(complete)
 
-    def rest(self) -> Iterator[bytes]:
+    def finish(self) -> Iterator[bytes]:
         """Return the data of the last event, if it matches and the stream ended without an empty line."""
         remaining = b"" if self._skipping else bytes(self.buffer).replace(b"\r\n", b"\n")
         self.buffer.clear()

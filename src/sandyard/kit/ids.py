@@ -17,7 +17,7 @@ _last, _lock = (0, 0), threading.Lock()  # the time and number of the last id
 _BYTE_LIMIT = 256 - 256 % len(ALPHABET)  # bytes at or above this are skipped: they would make some letters more likely
 
 
-def random_id(prefix: str = "", length: int = 20) -> str:
+def make_random_id(prefix: str = "", length: int = 20) -> str:
     """Return `prefix` followed by `length` random lowercase letters and digits, suitable for host names, paths and URLs."""
     letters = ""
     while len(letters) < length:
@@ -26,7 +26,7 @@ def random_id(prefix: str = "", length: int = 20) -> str:
     return prefix + letters[:length]
 
 
-def ordered_id(prefix: str) -> str:
+def make_ordered_id(prefix: str) -> str:
     """Return `prefix`, the time in milliseconds and a random number, both in base 36. Ids of one process sort by creation."""
     global _last  # noqa: PLW0603 - the next id must sort after the last one
     moment = time.time_ns() // 1_000_000
@@ -48,6 +48,6 @@ def _to_base36(number: int) -> str:
     return letters
 
 
-def random_secret(prefix: str = "", size: int = 32) -> Secret:
+def make_random_secret(prefix: str = "", size: int = 32) -> Secret:
     """Return `prefix` followed by `size` random bytes in hexadecimal."""
     return Secret(prefix + secrets.token_hex(size))

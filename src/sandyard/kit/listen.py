@@ -8,6 +8,7 @@ import os
 import resource
 import secrets
 import socket
+import sys
 from pathlib import Path
 
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, SandyardError
@@ -19,6 +20,8 @@ FIRST_UNPRIVILEGED_PORT = 1024
 EPHEMERAL_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 PORT_RANGE, PORT_TRIES = 12_000, 50
 """Look for a free port in a range of this size, at most this many times."""
+_TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_LISTENING = "0A"
 WANTED_FILE_LIMIT = 1 << 20
 """A sandbox needs a handful of descriptors and a client one. This leaves room for thousands of each."""
 
@@ -88,6 +91,35 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def list_listener_owners(port: int) -> set[int]:
+    """Return the users of the sockets of this machine that take connections to this port of a loopback address."""
+    owners = set()
+    for table in _TCP_TABLES:
+        for line in _read_lines(table):
+            fields = line.split()
+            address, _, number = fields[1].partition(":")
+            if fields[3] == _LISTENING and int(number, 16) == port and _takes_local_connections(address):
+                owners.add(int(fields[7]))
+    return owners
+
+
+def _read_lines(table: Path) -> list[str]:
+    """Return the lines of a table of the kernel without its heading. There is no table for IPv6 if the kernel does not have it."""
+    try:
+        return table.read_text().splitlines()[1:]
+    except FileNotFoundError:
+        return []
+
+
+def _takes_local_connections(address: str) -> bool:
+    """`address`: as the kernel writes it, in words of 32 bits with the byte order of the machine."""
+    words = [bytes.fromhex(address[start : start + 8]) for start in range(0, len(address), 8)]
+    parsed = ipaddress.ip_address(b"".join(word[::-1] if sys.byteorder == "little" else word for word in words))
+    if isinstance(parsed, ipaddress.IPv6Address):
+        parsed = parsed.ipv4_mapped or parsed
+    return parsed.is_loopback or parsed.is_unspecified
 
 
 def raise_file_limit(wanted: int = WANTED_FILE_LIMIT) -> int:

@@ -23,7 +23,8 @@ from collections.abc import Callable, MutableMapping
 from contextlib import AbstractContextManager
 from typing import IO, Any
 
-_FIELDS = "sandyard_fields"
+FIELDS = "sandyard_fields"
+"""The attribute of a log record that holds the fields of its event."""
 Fields = MutableMapping[str, Any]
 Step = Callable[[Any, str, Fields], Any]
 
@@ -55,7 +56,7 @@ class Logger:
     def _emit(self, level: int, event: str, fields: dict[str, Any], exc_info: Any = None) -> None:
         """Create the record without finding the caller: the event name identifies it, and walking the stack takes longer than the rest."""
         record = logging.LogRecord(self._logger.name, level, "", 0, event, None, exc_info)
-        record.__dict__[_FIELDS] = fields
+        record.__dict__[FIELDS] = fields
         self._logger.handle(record)
 
 
@@ -107,7 +108,7 @@ class _Formatter(logging.Formatter):
         }
         if self._shows_logger:
             entry["logger"] = record.name
-        entry |= getattr(record, _FIELDS, {})
+        entry |= getattr(record, FIELDS, {})
         entry = self._merge(None, level, entry)
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)

@@ -1,6 +1,6 @@
 """Protect this process from servers that it does not control: limit the head of a response, and read in turns with everything else.
 
-httpx parses whatever it has read without a pause and waits for the head of a response as long as any data arrives. A server could
+httpx parses all the data that it has read without a pause and waits for the head of a response as long as any data arrives. A server could
 occupy the event loop with endless interim (1xx) responses or very many tiny pieces.
 """
 
@@ -68,7 +68,7 @@ class _PacedStream(httpcore.AsyncNetworkStream):
         if head is None:
             data = await self._inner.read(min(max_bytes, READ_BYTES), timeout)
         else:
-            data = await self._inner.read(min(max_bytes, _HEAD_READ_BYTES), head.remaining_seconds())
+            data = await self._inner.read(min(max_bytes, _HEAD_READ_BYTES), head.get_remaining_seconds())
             head.add(data)
         await take_turn("http")
         return data
@@ -99,7 +99,7 @@ class _Head:
         self._size = self._lines = self._interim = 0
         self._end = b""
 
-    def remaining_seconds(self) -> float | None:
+    def get_remaining_seconds(self) -> float | None:
         """Raise ReadTimeout if the time is over."""
         if self._deadline is None:
             return None

@@ -211,7 +211,7 @@ class ForwardingLimiter:
                     yield owner
 
     def _serve_next(self, owner: str) -> bool:
-        """Let the owner's next piece pass and move the owner to the end. Return False if nobody waits any more."""
+        """Let the owner's next piece pass and move the owner to the end. Return False if nobody is waiting."""
         queue = self._waiting.pop(owner)
         while queue:
             turn = queue.popleft()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 
-class Output:
+class PipeReader:
     """The read end of a pipe, for one reader at a time. Owns its descriptor and closes it at end of file."""
 
     def __init__(self, descriptor: int) -> None:
@@ -27,13 +27,14 @@ class Output:
         self._descriptor: int | None = descriptor
         self._readable: asyncio.Future[None] | None = None
 
-    async def read(self, most: int) -> bytes:
-        """Return up to `most` bytes as soon as some are available, or nothing at end of file. Always yields to other tasks first, because a
+    async def read(self, max_bytes: int) -> bytes:
+        """Return up to `max_bytes` bytes as soon as some are available, or nothing at end of file.
+        Always yields to other tasks first, because a
         process may write as fast as it is read."""
         await asyncio.sleep(0)
         while self._descriptor is not None:
             try:
-                data = os.read(self._descriptor, most)
+                data = os.read(self._descriptor, max_bytes)
             except BlockingIOError:
                 await self._wait(self._descriptor)
                 continue
@@ -70,7 +71,7 @@ class Output:
 class Process:
     """A child process that leads its own session. Read `stdout` and `stderr`; `returncode` is None while it runs."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], stdout: Output, stderr: Output) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], stdout: PipeReader, stderr: PipeReader) -> None:
         self._popen = popen
         self.stdout, self.stderr = stdout, stderr
         self._ended = asyncio.Event()
@@ -123,7 +124,7 @@ def start(
             read_end, write_end = os.pipe()
             cleanup.callback(os.close, write_end)
             write_ends.append(write_end)
-            outputs.append(Output(read_end))
+            outputs.append(PipeReader(read_end))
             undo.callback(outputs[-1].close)
         popen = subprocess.Popen(
             command,

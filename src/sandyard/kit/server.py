@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections import deque
 from collections.abc import Iterator, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 import uvicorn
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -54,18 +54,19 @@ def is_client_gone(scope: MutableMapping[str, Any]) -> bool:
     return extension is not None and bool(extension["is_closing"]())
 
 
+class Handshake(Protocol):
+    """A TLS handshake that was counted as a connection."""
+
+    def release(self) -> None:
+        """Stop counting it. Idempotent."""
+
+
 class Server(uvicorn.Server):
     """uvicorn without its own signal handling, which would end the process before the application is closed."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def local_url(host: str, port: int) -> str:
-    """Return the URL at which a client on this machine reaches a server that listens there."""
-    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-    return f"http://{name}:{port}"
 
 
 class _Flow(FlowControl):
@@ -87,6 +88,7 @@ class BoundedProtocol(HttpToolsProtocol):
     waits for others (`pacing`)."""
 
     authenticated = False
+    handshake: Handshake | None = None  # of TLS, which was counted as a connection
     _unread: connections.UnreadWatch
     _paced_input: PacedInput
     _parts = 0  # chunks, headers and requests so far
@@ -111,6 +113,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unread = connections.UnreadWatch(transport, self.loop)
         self._waiting: deque[int] = deque()  # bytes of each request in `pipeline`, oldest first
         self.timeout_keep_alive = min(UNAUTHENTICATED_IDLE_SECONDS, self.config.timeout_keep_alive)
+        if self.handshake is not None:
+            self.handshake.release()
         if connections.CONNECTIONS.add(self):
             self._start_head_timer()
         else:
@@ -184,9 +188,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _check_body_rate(self, seconds: float) -> None:
         """Check that enough of the body arrived since the timer was set."""
         cycle = self.cycle
-        answering = (
-            cycle.response_started and not cycle.response_complete
-        )  # both sides are sending: the application decides when to end
+        # both sides are sending: the application decides when to end
+        answering = cycle.response_started and not cycle.response_complete
         if self._slow_scope is self.scope:
             enough = self._body_bytes > 0 or seconds < STREAM_SILENCE_SECONDS
             late = f"No part of the request's body arrived for {seconds:.0f} seconds."

@@ -39,7 +39,8 @@ class Settings(BaseModel):
         except ValidationError as error:
             first_error = error.errors(include_input=False, include_url=False)[0]
             name = ".".join(str(part) for part in first_error["loc"])
-            raise InvalidInputError(f"The setting {name!r} is not valid: {first_error['msg']}.") from None
+            which = f"The setting {name!r} is" if name else "The settings are"
+            raise InvalidInputError(f"{which} not valid: {first_error['msg']}.") from None
 
 
 def make_paths_absolute(environ: Mapping[str, str], *kinds: type[Settings]) -> dict[str, str]:
@@ -65,7 +66,7 @@ def validate_log_level(value: str) -> str:
     return value.lower()
 
 
-def home() -> Path:
+def get_default_data_dir() -> Path:
     """Return the default data directory."""
     if os.geteuid() == 0:
         return Path("/var/lib/sandyard")

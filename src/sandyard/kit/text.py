@@ -22,6 +22,6 @@ def make_json_storable(value: Any) -> Any:
     return [make_json_storable(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def append_quote(sentence: str, quote: str) -> str:
-    """Return the sentence followed by what another program said, in quotation marks. Without a quote, return only the sentence."""
-    return f"{sentence} It said: “{quote}”" if quote else sentence
+def append_quote(message: str, quote: str) -> str:
+    """Return the message followed by output of another program in quotation marks, if there is any."""
+    return f"{message} It said: “{quote}”" if quote else message

@@ -17,27 +17,33 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from sandyard.kit import telemetry
 from sandyard.kit.connections import CONNECTIONS
+from sandyard.kit.endpoints import make_local_url
 from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.folder import OwnedFolder
 from sandyard.kit.listen import is_loopback, listen, raise_file_limit, take_inherited_socket
 from sandyard.kit.logging import configure, get_logger
 from sandyard.kit.secret import Secret
-from sandyard.kit.server import BoundedProtocol, Server, local_url
+from sandyard.kit.server import BoundedProtocol, Server
 from sandyard.kit.tasks import end_tasks
 from sandyard.kit.websockets import BoundedWebSocket
 from sandyard.platform.api import agents as agents_api
 from sandyard.platform.api import commands as commands_api
 from sandyard.platform.api import credentials as credentials_api
+from sandyard.platform.api import disk as disk_api
+from sandyard.platform.api import encryption_keys as encryption_keys_api
 from sandyard.platform.api import events as events_api
 from sandyard.platform.api import files as files_api
 from sandyard.platform.api import git as git_api
 from sandyard.platform.api import git_queries as git_reading_api
+from sandyard.platform.api import hosts as hosts_api
 from sandyard.platform.api import mcp_servers as mcp_servers_api
 from sandyard.platform.api import models as models_api
 from sandyard.platform.api import preparations as preparations_api
 from sandyard.platform.api import previews as previews_api
 from sandyard.platform.api import pull_requests as pull_requests_api
+from sandyard.platform.api import quotas as quotas_api
 from sandyard.platform.api import remote as remote_api
 from sandyard.platform.api import sandboxes as sandboxes_api
 from sandyard.platform.api import schedules as schedules_api
@@ -73,6 +79,10 @@ ROUTERS = (
     git_reading_api.router,
     pull_requests_api.router,
     preparations_api.router,
+    quotas_api.router,
+    disk_api.router,
+    encryption_keys_api.router,
+    hosts_api.router,
     credentials_api.router,
     models_api.router,
     mcp_servers_api.router,
@@ -123,6 +133,7 @@ def run(
     cannot start, and TakenOverError if another platform has taken over.
     """
     configure(settings.log_level, as_json=settings.log_json)
+    telemetry.configure("sandyard-platform", settings)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     for chatty in ("httpx", "httpcore", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
@@ -140,6 +151,7 @@ def run(
     finally:
         listener.close()
         folder.unlock()
+        telemetry.close()
 
 
 async def _serve(
@@ -216,7 +228,13 @@ async def _serve_until(  # noqa: PLR0917 - created by `_serve`
     admin = await services.users.bootstrap()
     if admin is None and settings.new_admin_token:
         admin = await services.users.create_rescue_token()
-    entrance.app = build(services, ROUTERS)
+    app = entrance.app = build(services, ROUTERS)
+
+    async def read_metrics() -> str:
+        rendered: bytes = await app.state.metrics.render(services)
+        return rendered.decode()
+
+    sending = asyncio.create_task(telemetry.send_metrics_regularly(read_metrics, settings.otlp_metrics_interval_s))
     gc.collect()
     gc.freeze()  # existing objects are permanent, so that no collection has to examine them again
     if not serving:
@@ -224,12 +242,13 @@ async def _serve_until(  # noqa: PLR0917 - created by `_serve`
     warnings = tuple(_list_warnings(settings))
     for warning in warnings:
         log.warning("platform_setting_missing", reason=warning)
-    ready(Ready(local_url(host, port), not is_loopback(host), admin.value if admin else None, warnings))
+    ready(Ready(make_local_url(host, port), not is_loopback(host), admin.value if admin else None, warnings))
     log.info("platform_started", host=host, port=port, database=services.database.url.get_backend_name())
     lost = [services.ownership.lost] if services.ownership is not None else []
     await asyncio.wait((*serving, stop, *lost), return_when=asyncio.FIRST_COMPLETED)
     log.info("platform_stopping")
     server.should_exit = True
+    sending.cancel()
     services.events.end()
     services.commands.stop()
     services.turns.stop()

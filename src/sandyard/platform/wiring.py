@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 
 from sandyard.kit.clock import SystemClock
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import InvalidInputError, SandyardError
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.vault import Vault
 from sandyard.platform.db import migrate
@@ -31,10 +32,14 @@ from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.forge.webhooks import Webhooks
 from sandyard.platform.domain.git.context import GitContext
 from sandyard.platform.domain.git.service import GitService
+from sandyard.platform.domain.instance.disk import DiskKeeper
+from sandyard.platform.domain.instance.quotas import QuotaService
+from sandyard.platform.domain.instance.status import StatusReader
 from sandyard.platform.domain.mcp_servers.clients import McpClients
 from sandyard.platform.domain.mcp_servers.gateway import McpGateway
 from sandyard.platform.domain.mcp_servers.service import McpServers
 from sandyard.platform.domain.models.capability import Capabilities
+from sandyard.platform.domain.models.ledger import Ledger
 from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.preparations.service import Preparations
 from sandyard.platform.domain.previews.service import Previews
@@ -53,6 +58,7 @@ from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.maintenance import SandboxMaintenance
 from sandyard.platform.domain.sandboxes.service import Sandboxes
 from sandyard.platform.domain.sandboxes.terminals import Terminals
+from sandyard.platform.domain.secrets.encryption_keys import EncryptionKeys
 from sandyard.platform.domain.secrets.service import Secrets
 from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.sessions.service import Sessions
@@ -107,7 +113,7 @@ def _create_services(
     stack: contextlib.AsyncExitStack,
 ) -> Services:
     clock = SystemClock()
-    engine = SandboxEngine(_engine_config(settings), clock)
+    engine = SandboxEngine(_make_engine_config(settings), clock)
     stack.push_async_callback(engine.close)
     vault = Vault(settings.data_dir / "secret.key")
     destinations = Destinations(settings.private_hosts)
@@ -122,7 +128,7 @@ def _create_services(
         idle_margin_s=settings.idle_margin_s,
         allowed=parse_operator_default(settings.network, settings.network_allow.split(",")),
         destinations=destinations,
-        running_per_user=settings.running_sandboxes_per_user,
+        resolve_quotas=lambda quotas: quotas.with_defaults(settings),
     )
     stack.push_async_callback(lifecycle.close)
     files = OutputFiles(settings.data_dir / "output")
@@ -217,7 +223,11 @@ def _create_services(
         events=feed,
         users=users,
         audit=Audit(database, clock),
+        status=StatusReader(database, engine, settings, clock),
+        disk=DiskKeeper(database, engine, settings, files, preparations),
+        quotas=QuotaService(database, projects, Ledger(database, clock), settings, clock),
         secrets=Secrets(database, projects, vault, clock),
+        encryption_keys=EncryptionKeys(database, vault, clock),
         projects=projects,
         samples=Samples(database, projects, host_git, settings.samples_dir),
         agents=agents,
@@ -300,6 +310,7 @@ async def _start_services(services: Services, instance: str, stack: contextlib.A
         services.settings.durable_database,
         instance,
         Rounds(services.database, services.attempts, services.tasks, steps).run_round,
+        services.attempts.find_traceparent,
     )
     stack.push_async_callback(durable.close)
     services.attempts.start(durable)
@@ -324,21 +335,33 @@ async def _start_services(services: Services, instance: str, stack: contextlib.A
     )
     issues.start()
     stack.push_async_callback(issues.close)
-    services.lifecycle.tasks.spawn(_tidy(services, durable))
+    lock = asyncio.Lock()
+
+    async def tidy() -> None:
+        async with lock:
+            await _tidy(services, durable)
+
+    services.disk.tidy = tidy
+    services.lifecycle.tasks.spawn(_tidy_regularly(services, tidy))
 
 
 async def _tidy(services: Services, durable: Durable) -> None:
-    """Periodically delete what is too old to be useful."""
+    """Delete what is too old to be useful."""
+    await services.users.sweep()
+    await services.encryption_keys.tidy()
+    kept = timedelta(days=services.settings.events_kept_days)
+    await services.events.trim(kept)
+    await services.commands.trim(kept)
+    await services.turns.tidy(kept)
+    await durable.tidy(kept)
+    await services.git.tidy(timedelta(days=services.settings.git_operations_kept_days))
+    await services.preparations.tidy(timedelta(days=services.settings.preparations_kept_days))
+
+
+async def _tidy_regularly(services: Services, tidy: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
-            await services.users.sweep()
-            kept = timedelta(days=services.settings.events_kept_days)
-            await services.events.trim(kept)
-            await services.commands.trim(kept)
-            await services.turns.tidy(kept)
-            await durable.tidy(kept)
-            await services.git.tidy(timedelta(days=services.settings.git_operations_kept_days))
-            await services.preparations.tidy(timedelta(days=services.settings.preparations_kept_days))
+            await tidy()
         except SandyardError as error:
             log.warning("tidying_failed", reason=error.message)
         except Exception as error:
@@ -351,12 +374,12 @@ async def _get_instance(database: Database) -> str:
     async with database.transaction() as tx:
         known = await tx.session.get(Setting, "instance")
         if known is None:
-            known = Setting(name="instance", value=random_id("in-", 16))
+            known = Setting(name="instance", value=make_random_id("in-", 16))
             tx.add(known)
         return known.value
 
 
-def _engine_config(settings: PlatformSettings) -> EngineConfig:
+def _make_engine_config(settings: PlatformSettings) -> EngineConfig:
     return EngineConfig(
         api_key=settings.e2b_api_key,
         api_url=settings.e2b_api_url,

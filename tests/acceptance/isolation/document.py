@@ -93,7 +93,7 @@ def _list_sources() -> Iterator[str]:
     for benchmark, names in SOURCES.items():
         for name in names:
             here = [scenario for scenario in SCENARIOS if (benchmark, name) in scenario.sources]
-            yield f"| {benchmark} | `{name}` | {', '.join(f'[{one.name}](#{_anchor(one)})' for one in here)} |"
+            yield f"| {benchmark} | `{name}` | {', '.join(f'[{item.name}](#{_anchor(item)})' for item in here)} |"
 
 
 def _name(outcome: Outcome) -> str:

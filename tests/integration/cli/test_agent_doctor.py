@@ -50,7 +50,7 @@ def test_an_agent_with_all_features_passes(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["agent", "doctor", "-o", "json", sys.executable, *launch.argv[1:]])
     assert done.exit_code == 0, done.output
     report: dict[str, Any] = json.loads(done.stdout)
-    found = {one["name"]: one["ok"] for one in report["findings"]}
+    found = {finding["name"]: finding["ok"] for finding in report["findings"]}
     assert found.pop("mcp") is False, "the demo agent does not use MCP servers"
     assert found == dict.fromkeys(
         (

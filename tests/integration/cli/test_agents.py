@@ -127,6 +127,6 @@ def test_testing_an_unknown_agent_is_an_error(server: Server) -> None:
 
 
 def test_the_demo_agent_passes_its_test_on_a_real_server(installation: Installation) -> None:
-    assert [one["name"] for one in run_json(installation, "agent", "list")["items"]][-1] == "demo"
+    assert [item["name"] for item in run_json(installation, "agent", "list")["items"]][-1] == "demo"
     result = run_json(installation, "agent", "test", "demo", "-o", "json")
     assert (result["ok"], result["error"]) == (True, None)

@@ -61,7 +61,16 @@ def complete(*words: str) -> list[str]:
 
 
 def test_commands_and_options_are_completed() -> None:
-    assert complete("s") == ["schedule", "session", "sandbox", "ssh", "ssh-config", "snapshot"]
+    assert complete("s") == [
+        "setup",
+        "support-bundle",
+        "schedule",
+        "session",
+        "sandbox",
+        "ssh",
+        "ssh-config",
+        "snapshot",
+    ]
     assert "platform" not in complete("")
     assert "exec" in complete("sandbox", "")
     assert "--follow" in complete("events", "--f")

@@ -128,8 +128,8 @@ def test_checks_run_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
         return Reply(200 if checked["database"].wait(TIMEOUT_SECONDS) else 500, b"[]")
 
     async def check_capabilities(folder: Path) -> Capabilities:
-        for one in checked.values():
-            assert await asyncio.to_thread(one.wait, TIMEOUT_SECONDS)
+        for item in checked.values():
+            assert await asyncio.to_thread(item.wait, TIMEOUT_SECONDS)
         return ABLE
 
     monkeypatch.setattr(capability_check, "check_capabilities", check_capabilities)

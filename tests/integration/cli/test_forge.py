@@ -48,7 +48,7 @@ def test_a_pull_request_is_opened_reviewed_and_merged(installation: Installation
     assert "  maria (changes requested):\n    Why\n    not 3?\n" in printed
     assert run_json(installation, "pr", "ready", name)["draft"] is False
     assert number in [
-        str(one["number"]) for one in json.loads(installation.ok("pr", "list", "--state", "open"))["items"]
+        str(item["number"]) for item in json.loads(installation.ok("pr", "list", "--state", "open"))["items"]
     ]
     assert run_json(installation, "pr", "merge", name)["state"] == "merged"
     assert repository.read("main", "a.txt") == b"2\n"

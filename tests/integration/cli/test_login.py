@@ -99,6 +99,6 @@ def test_login_prompts_for_the_token(server: Server, monkeypatch: pytest.MonkeyP
     assert "overrides the saved login" in result.stderr
 
 
-def test_logout_without_a_login_is_no_error() -> None:
+def test_logout_without_a_login_is_not_an_error() -> None:
     result = CliRunner().invoke(cli, ["logout"])
     assert (result.exit_code, result.output) == (0, "Not logged in.\n")

@@ -45,7 +45,11 @@ def run(*arguments: str) -> Result:
 
 
 def get_request_body(scripted: ScriptedTask, path: str) -> Any:
-    return next(one.json() for one in scripted.server.requests if one.method == "POST" and one.path == f"/api/v1{path}")
+    return next(
+        request.json()
+        for request in scripted.server.requests
+        if request.method == "POST" and request.path == f"/api/v1{path}"
+    )
 
 
 def end_attempt(scripted: ScriptedTask, status: str, **more: Any) -> None:
@@ -88,7 +92,11 @@ def test_without_a_forge_run_ends_with_a_branch(scripted: ScriptedTask, reposito
     subprocess.run(["git", "-C", str(repository), "checkout", "-q", "--orphan", "elsewhere"], check=True)
     end_attempt(scripted, "in_review", pullRequest={**PULL, "number": None, "state": "pushed"})
     assert f"To merge it: sandyard pr merge {TASK}\n" in run("Mend it", "--repo", f"{repository}/").stderr
-    assert not [one for one in scripted.server.requests if one.method == "POST" and one.path == "/api/v1/projects"]
+    assert not [
+        request
+        for request in scripted.server.requests
+        if request.method == "POST" and request.path == "/api/v1/projects"
+    ]
 
 
 def test_a_failed_task_is_reported(scripted: ScriptedTask, repository: Path) -> None:

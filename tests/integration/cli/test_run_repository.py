@@ -1,4 +1,4 @@
-"""What `sandyard run` asks git about a local repository, which may be hostile."""
+"""`sandyard run` reads a local repository with git. The repository may be hostile."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def test_a_session_is_created_paused_forked_provisioned_archived_and_deleted(ins
     )
     table = installation.ok("session", "list", "-o", "table")
     assert "Fix [bold]it" in table
-    assert session["sandboxId"] in table
+    assert session_id in table
     assert session_id in [item["id"] for item in run_json(installation, "session", "list")["items"]]
     assert run_json(installation, "session", "rename", session_id, "Fixed")["title"] == "Fixed"
     assert run_json(installation, "session", "pause", session_id)["sandbox"]["status"] == "paused"

@@ -143,7 +143,8 @@ def test_a_wrong_key_is_rejected(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGKILL, *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGTERM, signal.SIGINT))]
+    "number",
+    [signal.SIGKILL, *(pytest.param(item, marks=pytest.mark.slow) for item in (signal.SIGTERM, signal.SIGINT))],
 )
 def test_sandboxes_and_commands_outlive_the_engine(engine: Engine, sandbox: Sandbox, number: int) -> None:
     command = sandbox.commands.run("sleep 600", background=True, timeout=0)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from sandyard.kit.processes import Output, Process, start
+from sandyard.kit.processes import PipeReader, Process, start
 
-ENV = {"PATH": os.environ["PATH"], "WORD": "told"}
+ENV = {"PATH": os.environ["PATH"], "WORD": "value"}
 Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
@@ -31,7 +31,7 @@ def shell(script: str, folder: Path, **options: Any) -> Process:
     return start(["/bin/sh", "-c", script], cwd=folder, env=ENV, **options)
 
 
-async def read_all(output: Output) -> bytes:
+async def read_all(output: PipeReader) -> bytes:
     read = b""
     while piece := await output.read(1 << 16):
         read += piece
@@ -44,7 +44,7 @@ def test_output_and_exit_code_are_returned(run: Run, tmp_path: Path) -> None:
         assert process.returncode is None
         written, errors = await asyncio.gather(read_all(process.stdout), read_all(process.stderr))
         assert written == str(tmp_path).encode() + b"\n" + bytes(1_000_000)
-        assert errors == b"told\n"
+        assert errors == b"value\n"
         assert (await process.wait(), await process.wait(), process.returncode) == (7, 7, 7)
         process.close()
         process.close()

@@ -159,11 +159,11 @@ def test_allow_permits_what_the_policy_denied(ready: Server, words: list[str]) -
     refused = {**ASK, "status": "answered", "decidedBy": "policy", "turnId": "trn_2", "detail": {"pattern": "rm"}}
     others = [{**refused, "id": "ask_0", "turnId": "trn_1"}, {**refused, "id": "ask_2", "detail": {"pattern": "dd"}}]
     ready.on("GET", "/asks", page([refused, *others]))
-    for one in ("ask_1", "ask_2"):
-        ready.on("POST", f"/asks/{one}/allow", Reply(200, {**refused, "decidedBy": "overruled"}))
+    for item in ("ask_1", "ask_2"):
+        ready.on("POST", f"/asks/{item}/allow", Reply(200, {**refused, "decidedBy": "overruled"}))
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 0, done.output
-    assert [(one.path.rsplit("/", 2)[-2], one.json()["resume"]) for one in ready.requests[-2:]] == [
+    assert [(request.path.rsplit("/", 2)[-2], request.json()["resume"]) for request in ready.requests[-2:]] == [
         ("ask_1", False),
         ("ask_2", True),
     ]

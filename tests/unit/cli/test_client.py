@@ -54,6 +54,9 @@ def test_invalid_fields_are_named_once(server: Server) -> None:
     body = {"detail": "Not valid.", "errors": [{"field": "limit", "message": "too large"}, {"message": "no"}]}
     server.on("GET", "/sandboxes", Reply(400, body))
     assert run("sandbox", "list").stderr == "sandyard: Not valid: limit: too large; no.\n"
+    body = {"detail": "No such template.", "errors": [{"field": "template", "message": "No such template."}]}
+    server.on("GET", "/sandboxes", Reply(400, body))
+    assert run("sandbox", "list").stderr == "sandyard: No such template.\n"
 
 
 @pytest.mark.parametrize("body", [b"<html>Bad gateway</html>", b"", b"[]", b'"x"'])
@@ -109,7 +112,7 @@ def test_login_to_the_engine_names_the_mistake(
     server.on("POST", "/login", reply)
     result = run("login", server.url, *arguments)
     assert result.exit_code == 5
-    assert "is the API of the engine. The platform usually listens on the port before it." in result.stderr
+    assert "is the API of the engine. The platform usually listens on the next lower port." in result.stderr
 
 
 def test_login_without_a_token_to_an_unreachable_server_reports_the_server(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from sandyard.cli.main import cli
 from sandyard.cli.output import echo, print_json
 from sandyard.platform.app import ROUTERS
 from tests.unit.cli.server import Reply, Request, Server
-from tests.unit.platform.world import client, opened
+from tests.unit.platform.world import client, open_world
 
 HOSTILE = "x\x1b]0;owned\x07\x1b[2J\x1b[8mhidden\x9b31m\u202eend"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
@@ -76,7 +76,7 @@ USAGE = 2
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    async with opened(tmp_path_factory.mktemp("world")) as world, client(world.app(*ROUTERS)) as web:
+    async with open_world(tmp_path_factory.mktemp("world")) as world, client(world.app(*ROUTERS)) as web:
         found: dict[str, Any] = (await web.get("/api/v1/openapi.json")).json()
         return found
 
@@ -110,7 +110,7 @@ def example(document: dict[str, Any], schema: dict[str, Any], *, known: bool, na
     if reference := schema.get("$ref"):
         schema = document["components"]["schemas"][reference.rpartition("/")[2]]
     if several := schema.get("anyOf") or schema.get("oneOf"):
-        schema = next((one for one in several if one.get("type") != "null"), several[0])
+        schema = next((candidate for candidate in several if candidate.get("type") != "null"), several[0])
         return example(document, schema, known=known, name=name, depth=depth)
     if "const" in schema or "enum" in schema:
         return (schema.get("const") or schema["enum"][-1]) if known else HOSTILE
@@ -120,8 +120,8 @@ def example(document: dict[str, Any], schema: dict[str, Any], *, known: bool, na
         return [] if depth > 6 else [example(document, inner, known=known, depth=depth + 1)]
     if kind == "object" or "properties" in schema:
         made = {
-            field: example(document, one, known=known, name=field, depth=depth + 1)
-            for field, one in (schema.get("properties") or {}).items()
+            field: example(document, field_schema, known=known, name=field, depth=depth + 1)
+            for field, field_schema in (schema.get("properties") or {}).items()
         }
         return made or {"what": HOSTILE}
     if kind in {"integer", "number"}:

@@ -107,8 +107,7 @@ def test_a_provider_is_added_from_a_preset(ready: Server) -> None:
 
 @pytest.mark.parametrize("width", [80, 120, 200])
 def test_the_list_fits_the_terminal(ready: Server, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("output", "models"):
-        monkeypatch.setattr(f"sandyard.cli.{module}.is_terminal", lambda: True)
+    monkeypatch.setattr("sandyard.cli.output.is_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", str(width))
     provider = PROVIDER | {
         "id": "prv_00mwhnkzc0a1b2c3d4e5",

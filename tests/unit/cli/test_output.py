@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from sandyard.cli.main import cli
-from sandyard.cli.output import echo, escape, escape_line, format_age, has_hidden_characters, try_echo
+from sandyard.cli.output import echo, escape, escape_line, format_age, format_size, has_hidden_characters, try_echo
 from tests.unit.cli.server import Reply, Server
 
 NOW = datetime(2026, 1, 31, 10, 0, tzinfo=UTC)
@@ -101,6 +101,22 @@ def test_a_list_is_a_table_or_json(server: Server) -> None:
     assert json.loads(plain.stdout) == PAGE, "a pipe gets the JSON of the API"
 
 
+def test_sessions_are_listed_with_their_project_and_whole_status(server: Server) -> None:
+    sandbox = {"status": "destroyed"}
+    item = {
+        "id": f"ses_{'1' * 20}",
+        "title": "A long title " * 9,
+        "projectId": "prj_1",
+        "agent": "demo",
+        "sandbox": sandbox,
+    }
+    server.on("GET", "/sessions", Reply(200, {"items": [item | {"createdAt": None}], "nextCursor": None}))
+    server.on("GET", "/projects", Reply(200, {"items": [{"id": "prj_1", "name": "website"}], "nextCursor": None}))
+    result = CliRunner().invoke(cli, ["session", "list", "-o", "table"], env={"COLUMNS": "100"})
+    assert result.exit_code == 0, result.output
+    assert "destroyed" in result.stdout and "website" in result.stdout and "prj_1" not in result.stdout
+
+
 def test_an_empty_list_prints_a_hint(server: Server) -> None:
     server.on("GET", "/sessions", Reply(200, {"items": [], "nextCursor": None}))
     result = CliRunner().invoke(cli, ["session", "list", "-o", "table"])
@@ -129,6 +145,27 @@ def test_only_a_terminal_gets_truncated_tables(server: Server, monkeypatch: pyte
     assert max(len(line) for line in printed.splitlines()) <= 60
 
 
+def test_sandboxes_fit_on_100_columns(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = {
+        "id": "sbx_0abcdefghijklmnopqr",
+        "status": "provisioning",
+        "title": "Fix the login after a reload of the page",
+        "projectName": "website",
+        "template": "code-interpreter",
+        "sessionId": "ses_0abcdefghijklmnopqr",
+        "commandCount": 3,
+        "createdAt": "2026-01-31T10:00:00Z",
+    }
+    server.on("GET", "/sandboxes", Reply(200, {"items": [item, {**item, "title": None}], "nextCursor": None}))
+    command = ["sandbox", "list", "-o", "table"]
+    monkeypatch.setattr("sandyard.cli.output.is_terminal", lambda: True)
+    printed = CliRunner().invoke(cli, command, env={"COLUMNS": "100"}).stdout
+    assert max(len(line) for line in printed.splitlines()) <= 100
+    assert item["id"] in printed and "Fix the login" in printed and "website" in printed
+    wide = CliRunner().invoke(cli, command, env={"COLUMNS": "200"}).stdout
+    assert item["sessionId"] in wide and item["template"] in wide
+
+
 class FullDisk(io.StringIO):
     def write(self, _: str) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -140,3 +177,13 @@ def test_a_server_continues_if_the_disk_of_its_log_is_full(err: bool, monkeypatc
     try_echo("started", err=err)
     with pytest.raises(OSError, match="No space left"):
         echo("a result", err=err)
+
+
+def test_sizes_are_readable() -> None:
+    assert [format_size(size) for size in (0, 1023, 1536, 250 << 20, 5 << 40)] == [
+        "0 bytes",
+        "1023 bytes",
+        "1.5 KiB",
+        "250 MiB",
+        "5.0 TiB",
+    ]

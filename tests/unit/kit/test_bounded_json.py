@@ -19,7 +19,7 @@ def make_random_value(rng: random.Random, depth: int = 0) -> Any:
     if kind < 4:
         return "".join(rng.choices(TRICKY, k=rng.randrange(6)))
     values = [make_random_value(rng, depth + 1) for _ in range(rng.randrange(5))]
-    return values if kind == 4 else {f"{number}{rng.choice(TRICKY)}": one for number, one in enumerate(values)}
+    return values if kind == 4 else {f"{number}{rng.choice(TRICKY)}": value for number, value in enumerate(values)}
 
 
 def count_expected(value: Any) -> int:

@@ -13,7 +13,7 @@ import pytest
 from sandyard.kit import logging as kit_logging
 from sandyard.kit.clock import ManualClock, SystemClock
 from sandyard.kit.errors import ConflictError
-from sandyard.kit.ids import ALPHABET, ordered_id, random_id, random_secret
+from sandyard.kit.ids import ALPHABET, make_ordered_id, make_random_id, make_random_secret
 from sandyard.kit.secret import Secret
 from sandyard.kit.tasks import TaskSet, end_tasks
 
@@ -38,11 +38,11 @@ def test_secret_matches_only_itself() -> None:
 
 
 def test_random_ids_are_unique_and_use_the_whole_alphabet() -> None:
-    ids = {random_id("i", 20) for _ in range(1000)}
+    ids = {make_random_id("i", 20) for _ in range(1000)}
     assert len(ids) == 1000
-    assert all(len(one) == 21 and one[0] == "i" and set(one) <= set(ALPHABET) for one in ids)
+    assert all(len(item) == 21 and item[0] == "i" and set(item) <= set(ALPHABET) for item in ids)
     assert set("".join(ids)) == set(ALPHABET)
-    assert len(random_secret("e2b_", 20).reveal()) == 44
+    assert len(make_random_secret("e2b_", 20).reveal()) == 44
 
 
 @pytest.fixture
@@ -206,6 +206,6 @@ async def test_cancel_ends_current_and_later_tasks() -> None:
 
 def test_later_ids_sort_after_earlier_ones() -> None:
     """Also within a millisecond."""
-    made_ids = [ordered_id("x_") for _ in range(5000)]
+    made_ids = [make_ordered_id("x_") for _ in range(5000)]
     assert made_ids == sorted(set(made_ids))
-    assert {len(one) for one in made_ids} == {22}
+    assert {len(made_id) for made_id in made_ids} == {22}

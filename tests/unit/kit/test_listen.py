@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import resource
 import socket
 
@@ -7,7 +8,7 @@ import pytest
 
 from sandyard.kit import listen as listening
 from sandyard.kit.errors import ConflictError, InvalidInputError
-from sandyard.kit.listen import free_port, is_loopback, listen, raise_file_limit
+from sandyard.kit.listen import free_port, is_loopback, list_listener_owners, listen, raise_file_limit
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "0.0.0.0"])
@@ -60,3 +61,11 @@ def test_an_ephemeral_port_is_used_if_no_other_is_free(monkeypatch: pytest.Monke
 def test_a_free_port_on_a_foreign_address_is_an_error() -> None:
     with pytest.raises(OSError, match="assign requested address"):
         free_port("203.0.113.1")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0", "::"])
+def test_owners_of_listening_sockets_are_found(host: str) -> None:
+    with listen(host, 0) as listener:
+        port = listener.getsockname()[1]
+        assert list_listener_owners(port) == {os.geteuid()}
+    assert list_listener_owners(port) == set()

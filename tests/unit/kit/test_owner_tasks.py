@@ -16,7 +16,7 @@ class Work:
         self.begun: list[str] = []
         self.go = asyncio.Event()
 
-    def of(self, name: str) -> Callable[[], Awaitable[None]]:
+    def make_job(self, name: str) -> Callable[[], Awaitable[None]]:
         async def run() -> None:
             self.begun.append(name)
             await self.go.wait()
@@ -37,24 +37,24 @@ async def settle() -> None:
 
 
 async def test_owner_with_stuck_work_delays_only_their_own(tasks: TaskSet) -> None:
-    limited, stuck, quick = OwnerTasks(tasks, total=3, per_owner=2), Work(), Work()
+    limited, blocked, quick = OwnerTasks(tasks, total=3, per_owner=2), Work(), Work()
     quick.go.set()
     for number in range(4):
-        limited.start(f"ann {number}", "ann", stuck.of(f"ann {number}"))
+        limited.start(f"ann {number}", "ann", blocked.make_job(f"ann {number}"))
     for number in range(4):
-        limited.start(f"bob {number}", "bob", quick.of(f"bob {number}"))
+        limited.start(f"bob {number}", "bob", quick.make_job(f"bob {number}"))
     while len(quick.begun) < 4:
         await asyncio.sleep(0)
-    assert stuck.begun == ["ann 0", "ann 1"]
-    stuck.go.set()
+    assert blocked.begun == ["ann 0", "ann 1"]
+    blocked.go.set()
     await limited.wait()
-    assert stuck.begun == ["ann 0", "ann 1", "ann 2", "ann 3"] and not limited.running
+    assert blocked.begun == ["ann 0", "ann 1", "ann 2", "ann 3"] and not limited.running
 
 
 async def test_total_is_limited(tasks: TaskSet) -> None:
     limited, work = OwnerTasks(tasks, total=3, per_owner=2), Work()
     for owner in "abcde":
-        limited.start(owner, owner, work.of(owner))
+        limited.start(owner, owner, work.make_job(owner))
     await settle()
     assert work.begun == ["a", "b", "c"]
 
@@ -62,28 +62,28 @@ async def test_total_is_limited(tasks: TaskSet) -> None:
 async def test_key_runs_once_at_a_time(tasks: TaskSet) -> None:
     limited, work = OwnerTasks(tasks, total=3, per_owner=2), Work()
     for _ in range(2):
-        limited.start("key", "ann", work.of("first"))
+        limited.start("key", "ann", work.make_job("first"))
     await settle()
     work.go.set()
     await limited.wait()
-    limited.start("key", "ann", work.of("second"))
+    limited.start("key", "ann", work.make_job("second"))
     await limited.wait()
     assert work.begun == ["first", "second"]
 
 
 async def test_failed_and_cancelled_work_frees_its_slot(tasks: TaskSet) -> None:
-    limited, stuck, work = OwnerTasks(tasks, total=1, per_owner=1), Work(), Work()
+    limited, blocked, work = OwnerTasks(tasks, total=1, per_owner=1), Work(), Work()
 
     async def fail() -> None:
         raise ValueError
 
     limited.start("fails", "ann", fail)
-    limited.start("stuck", "ann", stuck.of("stuck"))
-    limited.start("waits", "ann", stuck.of("waits"))
+    limited.start("stuck", "ann", blocked.make_job("stuck"))
+    limited.start("waits", "ann", blocked.make_job("waits"))
     await settle()
     limited.running["waits"].cancel()
     limited.running["stuck"].cancel()
-    limited.start("next", "ann", work.of("next"))
+    limited.start("next", "ann", work.make_job("next"))
     work.go.set()
     await limited.wait()
-    assert (stuck.begun, work.begun) == (["stuck"], ["next"])
+    assert (blocked.begun, work.begun) == (["stuck"], ["next"])

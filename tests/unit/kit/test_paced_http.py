@@ -108,12 +108,12 @@ async def test_body_may_take_longer_than_head(client: httpx.AsyncClient, monkeyp
 async def test_reads_take_turns(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     turns, take_turn = 0, paced_http.take_turn
 
-    async def counted(kind: str) -> None:
+    async def count_turn(kind: str) -> None:
         nonlocal turns
         turns += 1
         await take_turn(kind)
 
-    monkeypatch.setattr(paced_http, "take_turn", counted)
+    monkeypatch.setattr(paced_http, "take_turn", count_turn)
     size = 40 * READ_BYTES
     async with serving(sending(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + b"x" * size)) as url:
         assert len((await client.get(url)).content) == size

@@ -126,11 +126,11 @@ async def test_pieces_are_passed_on_in_the_order_of_arrival(monkeypatch: pytest.
     monkeypatch.setattr(pacing, "REST_SECONDS", 0.0)
     passed: list[int] = []
 
-    async def one(number: int) -> None:
+    async def take_and_record(number: int) -> None:
         await take_turn()
         passed.append(number)
 
-    tasks = [asyncio.ensure_future(one(number)) for number in range(PIECES * 3)]
+    tasks = [asyncio.ensure_future(take_and_record(number)) for number in range(PIECES * 3)]
     await asyncio.sleep(0)
     assert passed == list(range(PIECES)), "the others wait until other tasks have run"
     tasks[PIECES].cancel()

@@ -12,5 +12,5 @@ from tests.unit.platform import world as worlds
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[worlds.World]:
-    async with worlds.opened(tmp_path) as made:
+    async with worlds.open_world(tmp_path) as made:
         yield made

@@ -15,9 +15,9 @@ CODE = 'values = [{"a": 1, "b": [2, 3]}, {"c": "\\""}]\n' * 30_000  # 210,000 co
 
 def test_accepts_request_with_long_context() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * (1 << 20)}}
-    said = [{"role": "user", "content": [{"type": "text", "text": CODE}, image]}]
+    long = [{"role": "user", "content": [{"type": "text", "text": CODE}, image]}]
     short = [{"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}] * 5_000
-    body = json.dumps({"model": "m", "messages": [*said, *short]}).encode()
+    body = json.dumps({"model": "m", "messages": [*long, *short]}).encode()
     assert parse_body(body, ModelRequest("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT) == (
         "m",
         body,

@@ -25,6 +25,7 @@ from sandyard.platform.domain.audit.service import Audit
 from sandyard.platform.domain.events import Feed
 from sandyard.platform.domain.forge.access import ForgeAccess
 from sandyard.platform.domain.forge.connection_test import ConnectionTests
+from sandyard.platform.domain.instance.status import StatusReader
 from sandyard.platform.domain.projects.credentials import Credentials
 from sandyard.platform.domain.projects.sample import Samples
 from sandyard.platform.domain.projects.service import Projects
@@ -48,6 +49,7 @@ class World:
     database: Database
     users: Users
     audit: Audit
+    status: StatusReader
     projects: Projects
     samples: Samples
     secrets: Secrets
@@ -59,13 +61,13 @@ class World:
     events: Feed
     agents: AgentCatalogue
 
-    async def person(self, name: str, role: str = "member", password: str | None = None) -> Person:
+    async def create_person(self, name: str, role: str = "member", password: str | None = None) -> Person:
         """Create a user with a token, as the first administrator."""
         user = await self.users.create(ROOT, name, role, password)
         issued = await self.users.create_token(Principal(user.id, name, role, "test"), "test")
         return Person(Principal(user.id, name, role, f"token:{issued.id}"), issued.value.reveal())
 
-    async def emitted(self) -> list[Event]:
+    async def list_events(self) -> list[Event]:
         async with self.database.reading() as session:
             return list(await session.scalars(select(Event).order_by(Event.seq)))
 
@@ -87,7 +89,7 @@ ROOT = Principal("usr_root", "root", "admin", "test")
 
 
 @contextlib.asynccontextmanager
-async def opened(folder: Path, **settings: Any) -> AsyncIterator[World]:
+async def open_world(folder: Path, **settings: Any) -> AsyncIterator[World]:
     configured = PlatformSettings.load({}, data_dir=folder, **settings)
     clock = ManualClock()
     if "database_url" not in settings and not (path := folder / "platform.db").exists():
@@ -97,6 +99,7 @@ async def opened(folder: Path, **settings: Any) -> AsyncIterator[World]:
     projects, vault = Projects(database, clock), Vault(folder / "secret.key")
     git, credentials = Git(configured.git_dir, timeout_s=60), Credentials(database, projects, vault, clock)
     mirrors = Mirrors(git, configured)
+    engine = SandboxEngine(EngineConfig(configured.e2b_api_key), clock)
     access = ForgeAccess(credentials, projects, mirrors, clock, Destinations())
     world = World(
         settings=configured,
@@ -104,6 +107,7 @@ async def opened(folder: Path, **settings: Any) -> AsyncIterator[World]:
         database=database,
         users=Users(configured, database, clock),
         audit=Audit(database, clock),
+        status=StatusReader(database, engine, configured, clock),
         projects=projects,
         samples=Samples(database, projects, git, folder / "samples"),
         secrets=Secrets(database, projects, vault, clock),
@@ -111,7 +115,7 @@ async def opened(folder: Path, **settings: Any) -> AsyncIterator[World]:
         access=access,
         connection_tests=ConnectionTests(access, credentials, projects, mirrors),
         vault=vault,
-        engine=SandboxEngine(EngineConfig(configured.e2b_api_key), clock),
+        engine=engine,
         events=Feed(database, clock=clock),
         agents=AgentCatalogue(database, configured),
     )
@@ -144,7 +148,7 @@ async def sign_in(web: httpx.AsyncClient, **credentials: str) -> dict[str, Any]:
     return found
 
 
-async def everything(pages: httpx.AsyncClient, path: str, **query: Any) -> Iterable[dict[str, Any]]:
+async def list_all(pages: httpx.AsyncClient, path: str, **query: Any) -> Iterable[dict[str, Any]]:
     """Return all items of a list, page by page."""
     found: list[dict[str, Any]] = []
     cursor = None

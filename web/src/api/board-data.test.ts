@@ -11,7 +11,7 @@ function page(status: Column, total: number, ...items: TaskCard[]): Schemas["Boa
 }
 const known = (): BoardData =>
   mergePages(undefined, [page("backlog", 30, card("a", "backlog", 0), card("b", "backlog", 1)), page("done", 5)]);
-const names = (data: BoardData) => data.items.map((one) => `${one.id}${one.position}`).join(" ");
+const names = (data: BoardData) => data.items.map((item) => `${item.id}${item.position}`).join(" ");
 
 describe("a partly loaded board", () => {
   it("merges pages, and keeps the newer version of a card", () => {
@@ -24,7 +24,7 @@ describe("a partly loaded board", () => {
 
   it("updates its counts when a card is moved or removed", () => {
     const moved = changeBoard(known(), (cards) =>
-      cards.map((one) => (one.id === "a" ? { ...one, status: "done" as const } : one)),
+      cards.map((item) => (item.id === "a" ? { ...item, status: "done" as const } : item)),
     );
     expect([moved.counts.backlog.total, moved.counts.done.total]).toEqual([29, 6]);
     const gone = changeBoard(known(), removeCard("a"));
@@ -38,7 +38,7 @@ describe("a partly loaded board", () => {
     const columns = [{ status: "in_progress" as const, total: 3, matching: 3, failed: 1, items: [broken] }];
     const data = mergePages(undefined, [{ columns, titles: {} }]);
     expect(data.counts.in_progress).toEqual({ total: 3, matching: 3, failed: 1 });
-    const again = changeBoard(data, (cards) => cards.map((one) => ({ ...one, error: null })));
+    const again = changeBoard(data, (cards) => cards.map((item) => ({ ...item, error: null })));
     expect(again.counts.in_progress).toEqual({ total: 3, matching: 3, failed: 0 });
     expect(changeBoard(data, removeCard("x")).counts.in_progress).toEqual({ total: 2, matching: 2, failed: 0 });
   });

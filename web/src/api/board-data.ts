@@ -33,7 +33,7 @@ export const isFiltered = (filters: BoardFilters): boolean => Boolean(filters.q 
 
 /** Merge pages into the board. A newer version of a card replaces the older one. */
 export function mergePages(known: BoardData | undefined, pages: Schemas["BoardView"][]): BoardData {
-  const items = new Map(known?.items.map((one) => [one.id, one]));
+  const items = new Map(known?.items.map((card) => [card.id, card]));
   const counts = {
     ...(known?.counts ?? {
       backlog: EMPTY,
@@ -76,13 +76,13 @@ export function changeBoard(known: BoardData, change: CardChange): BoardData {
 export const removeCard =
   (id: string): CardChange =>
   (cards) => {
-    const gone = cards.find((one) => one.id === id);
+    const gone = cards.find((card) => card.id === id);
     if (!gone) return [...cards];
     return cards
-      .filter((one) => one.id !== id)
-      .map((one) =>
-        one.projectId === gone.projectId && one.status === gone.status && one.position > gone.position
-          ? { ...one, position: one.position - 1 }
-          : one,
+      .filter((card) => card.id !== id)
+      .map((card) =>
+        card.projectId === gone.projectId && card.status === gone.status && card.position > gone.position
+          ? { ...card, position: card.position - 1 }
+          : card,
       );
   };

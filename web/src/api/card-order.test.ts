@@ -5,7 +5,7 @@ import { columnsOf, gapAt, gapOf, moveCard, placeInGap, stepPlace } from "./card
 function card(id: string, status: Column, position: number, projectId = "p"): TaskCard {
   return { id, status, position, projectId } as TaskCard;
 }
-const names = (tasks: readonly TaskCard[]) => tasks.map((one) => one.id).join("");
+const names = (tasks: readonly TaskCard[]) => tasks.map((task) => task.id).join("");
 const backlog = (...ids: string[]) => ids.map((id, index) => card(id, "backlog", index));
 
 describe("moveCard", () => {
@@ -19,11 +19,11 @@ describe("moveCard", () => {
     ["b", "in_progress", null, "ac", "xb"],
     ["b", "in_progress", 99, "ac", "xb"],
   ])("%s to %s at %s", (id, to, at, left, right) => {
-    const columns = columnsOf(moveCard(board, id, to, at).filter((one) => one.projectId === "p"));
+    const columns = columnsOf(moveCard(board, id, to, at).filter((candidate) => candidate.projectId === "p"));
     expect(names(columns.backlog)).toBe(left);
     expect(names(columns.in_progress)).toBe(right);
     for (const column of [columns.backlog, columns.in_progress]) {
-      expect(column.map((one) => one.position)).toEqual(column.map((_, index) => index));
+      expect(column.map((task) => task.position)).toEqual(column.map((_, index) => index));
     }
   });
 
@@ -37,7 +37,7 @@ describe("moveCard", () => {
     const second = moveCard(first, "c", "in_progress", null);
     const back = moveCard(second, "b", "backlog", 1);
     expect(names(columnsOf(back).in_progress)).toBe("xc");
-    expect(columnsOf(moveCard(first, "b", "backlog", 1)).backlog.map((one) => [one.id, one.position])).toEqual([
+    expect(columnsOf(moveCard(first, "b", "backlog", 1)).backlog.map((task) => [task.id, task.position])).toEqual([
       ["a", 0],
       ["q", 0],
       ["b", 1],
@@ -108,7 +108,7 @@ it("uses the cards' positions if only part of the column is loaded", () => {
     10, 6, 10, 6,
   ]);
   const after = moveCard([...part, stranger], "s", "backlog", 7);
-  expect(after.map((one) => [one.id, one.position])).toEqual([
+  expect(after.map((task) => [task.id, task.position])).toEqual([
     ["g", 6],
     ["k", 11],
     ["s", 7],

@@ -29,14 +29,14 @@ export function columnsOf(tasks: readonly TaskCard[]): Columns {
 }
 
 /** Return the place of another card of the same project, not counting `card`. */
-function placeOf(one: TaskCard, card: TaskCard): number {
-  return one.position - (one.status === card.status && one.position > card.position ? 1 : 0);
+function placeOf(taskCard: TaskCard, card: TaskCard): number {
+  return taskCard.position - (taskCard.status === card.status && taskCard.position > card.position ? 1 : 0);
 }
 
 /** Return the place after the last loaded card of a column, not counting `card`. */
 function endOf(column: readonly TaskCard[], card: TaskCard): number {
-  const own = column.filter((one) => one.projectId === card.projectId && one.id !== card.id);
-  return Math.max(0, ...own.map((one) => placeOf(one, card) + 1));
+  const own = column.filter((candidate) => candidate.projectId === card.projectId && candidate.id !== card.id);
+  return Math.max(0, ...own.map((sibling) => placeOf(sibling, card) + 1));
 }
 
 /**
@@ -44,20 +44,20 @@ function endOf(column: readonly TaskCard[], card: TaskCard): number {
  * platform puts new cards. Moving the card back undoes it.
  */
 export function moveCard<T extends TaskCard>(tasks: readonly T[], id: string, to: Column, at: number | null): T[] {
-  const card = tasks.find((one) => one.id === id);
+  const card = tasks.find((task) => task.id === id);
   if (!card) return [...tasks];
   const end = endOf(
-    tasks.filter((one) => one.status === to),
+    tasks.filter((task) => task.status === to),
     card,
   );
   const place = Math.min(at ?? (to === "done" || to === "cancelled" ? 0 : end), end);
-  return tasks.map((one) => {
-    if (one.id === id) return { ...one, status: to, position: place };
-    if (one.projectId !== card.projectId) return one;
-    let position = one.position;
-    if (one.status === card.status && position > card.position) position -= 1;
-    if (one.status === to && position >= place) position += 1;
-    return position === one.position ? one : { ...one, position };
+  return tasks.map((task) => {
+    if (task.id === id) return { ...task, status: to, position: place };
+    if (task.projectId !== card.projectId) return task;
+    let position = task.position;
+    if (task.status === card.status && position > card.position) position -= 1;
+    if (task.status === to && position >= place) position += 1;
+    return position === task.position ? task : { ...task, position };
   });
 }
 
@@ -95,10 +95,10 @@ export function placeInGap(shown: readonly TaskCard[], card: TaskCard, gap: numb
 export function gapOf(shown: readonly TaskCard[], card: TaskCard, place: number | null, to: Column): number {
   const at = place ?? (to === "done" || to === "cancelled" ? 0 : endOf(shown, card));
   let gap = 0;
-  shown.forEach((one, index) => {
-    if (one.id === card.id) return;
+  shown.forEach((task, index) => {
+    if (task.id === card.id) return;
     const earlier =
-      one.projectId === card.projectId ? placeOf(one, card) < at : comparePlaces(one, { ...card, position: at }) < 0;
+      task.projectId === card.projectId ? placeOf(task, card) < at : comparePlaces(task, { ...card, position: at }) < 0;
     if (earlier) gap = index + 1;
   });
   return gap;
@@ -106,8 +106,8 @@ export function gapOf(shown: readonly TaskCard[], card: TaskCard, place: number 
 
 /** Return the place one step up or down among the shown cards of its project; null at either end. */
 export function stepPlace(shown: readonly TaskCard[], card: TaskCard, step: -1 | 1): number | null {
-  const own = shown.filter((one) => one.projectId === card.projectId);
-  const index = own.findIndex((one) => one.id === card.id);
+  const own = shown.filter((candidate) => candidate.projectId === card.projectId);
+  const index = own.findIndex((candidate) => candidate.id === card.id);
   const other = own[index + step];
   if (index < 0 || !other) return null;
   return placeOf(other, card) + (step < 0 ? 0 : 1);

@@ -4,7 +4,9 @@ import { ApiError } from "@/api/client";
 /** Return the platform's error for a field (`settings.agent.stuckMinutes`) or anything inside it; undefined if there is none. */
 export function fieldError(error: unknown, field: string): string | undefined {
   if (!(error instanceof ApiError)) return undefined;
-  const found = error.problem.errors?.find((one) => one.field === field || one.field.startsWith(`${field}.`));
+  const found = error.problem.errors?.find(
+    (candidate) => candidate.field === field || candidate.field.startsWith(`${field}.`),
+  );
   return found && `${found.message.charAt(0).toUpperCase()}${found.message.slice(1)}`.replace(/\.?$/, ".");
 }
 

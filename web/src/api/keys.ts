@@ -42,6 +42,7 @@ export const keys = {
   allSessions: () => ["sessions"] as const,
   sessions: (projectId: string | undefined, archived: boolean) =>
     ["sessions", { projectId: projectId ?? null, archived }] as const,
+  recentSessions: () => ["sessions", "recent"] as const,
   session: (sessionId?: Id) => optional("session", sessionId),
   turns: (sessionId?: Id) => optional("turns", sessionId),
   agentState: (sessionId?: Id) => optional("agent", sessionId),
@@ -86,6 +87,10 @@ export const keys = {
   usageDays: (since: string, projectId: string | undefined) => ["usage", "days", since, projectId ?? null] as const,
   audit: (search: object) => ["audit", search] as const,
   health: () => ["health"] as const,
+  status: () => ["status"] as const,
+  hosts: () => ["hosts"] as const,
+  disk: () => ["disk"] as const,
+  quotas: (of: "users" | "projects", id: string) => ["quotas", of, id] as const,
   helpDocument: (id: string) => ["help", id] as const,
 };
 

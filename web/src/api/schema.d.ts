@@ -435,6 +435,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/status": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get status of the installation
+         * @description Return what the installation is doing, what is slow, and what needs attention.
+         */
+        get: operations["service_status"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/sessions": {
         parameters: {
             query?: never;
@@ -2282,6 +2302,210 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/users/{user_id}/quotas": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get_quotas user
+         * @description Get the usage and limits of a user. Users can see their own; administrators can see everyone's.
+         */
+        get: operations["user_get_quotas"];
+        /**
+         * Set_quotas user
+         * @description Set the limits of a user. They apply to work that starts from now on; nothing that is running is stopped.
+         */
+        put: operations["user_set_quotas"];
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/projects/{project_id}/quotas": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Get_quotas project
+         * @description Get the usage and limits of a project. The limits are in its settings: `quotas` and `tasks.monthlyBudget`.
+         */
+        get: operations["project_get_quotas"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/disk": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Disk service
+         * @description Get the disk use by kind, and what can be removed. Measures all files, which can take a minute.
+         */
+        get: operations["service_disk"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/disk/free": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Free_disk service
+         * @description Remove what the retention rules allow, and nothing that is in use. In the result, `removable` is what was removed.
+         */
+        post: operations["service_free_disk"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/encryption-keys": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List encryption keys
+         * @description List the keys that encrypt secrets in the databases of the platform and the engine.
+         */
+        get: operations["encryption_key_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/encryption-keys/rotate": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Rotate encryption key
+         * @description Encrypt all stored secrets with new keys. The platform and the engine keep running.
+         */
+        post: operations["encryption_key_rotate"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/hosts": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * List hosts
+         * @description List the machines that run sandboxes, the engine's own first. 501 `hosts_not_available` with E2B Cloud.
+         */
+        get: operations["host_list"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/hosts/{host_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        /**
+         * Update host
+         * @description Change the labels of a host, or whether it gets new sandboxes.
+         */
+        patch: operations["host_update"];
+        trace?: never;
+    };
+    "/api/v1/hosts/{host_id}/recover": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Recover host
+         * @description Recover the sandboxes of a lost host on other hosts, from their checkpoints. 409 `conflict` if the host can be reached.
+         */
+        post: operations["host_recover"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/hosts/tokens": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Create join token
+         * @description Create a token that lets one machine join as a host. Valid for an hour.
+         */
+        post: operations["host_create_token"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/v1/projects/{project_id}/credentials": {
         parameters: {
             query?: never;
@@ -2767,6 +2991,7 @@ export interface components {
          *       ],
          *       "name": "opencode",
          *       "title": "OpenCode",
+         *       "unaskedModes": [],
          *       "version": "1.18.18"
          *     }
          */
@@ -2802,8 +3027,16 @@ export interface components {
              * @description Models the agent is known to work with. Other models can be used too.
              */
             models: string[];
-            /** Modes */
+            /**
+             * Modes
+             * @description Modes the agent can work in, the default first.
+             */
             modes: string[];
+            /**
+             * Unaskedmodes
+             * @description Modes in which the agent acts without asking. Not used if the project requires permission.
+             */
+            unaskedModes: string[];
             /**
              * Version
              * @description The version installed in a sandbox. Null means nothing is installed.
@@ -3358,6 +3591,19 @@ export interface components {
              */
             createdAt: string;
         };
+        /** CheckpointsView */
+        CheckpointsView: {
+            /**
+             * Count
+             * @description Sandboxes that can be recovered if the host is lost.
+             */
+            count: number;
+            /**
+             * Oldest
+             * @description The time of the oldest checkpoint.
+             */
+            oldest: string | null;
+        };
         /**
          * Checks
          * @enum {string}
@@ -3777,6 +4023,81 @@ export interface components {
             everything: boolean;
         };
         /**
+         * DiskEntryView
+         * @example {
+         *       "bytes": 4294967296,
+         *       "count": 12,
+         *       "kind": "images",
+         *       "oldestAt": "2026-01-01T10:00:00.000Z",
+         *       "place": "engine",
+         *       "removable": 3,
+         *       "removableBytes": 1073741824
+         *     }
+         */
+        DiskEntryView: {
+            place: components["schemas"]["Place"];
+            /**
+             * Kind
+             * @description On the engine: `sandboxes`, `memory`, `snapshots`, `shared`, `volumes`, `removing`, `reserved`, `images`, `layers`, `uploads`, `templates`, `database`, `other`. On the platform: `database`, `output`, `repositories`, `preparations`, `agents`, `other`.
+             */
+            kind: string;
+            /**
+             * Bytes
+             * @description Bytes on the disk. Nothing is counted in two entries. Null: counted in the engine's snapshots.
+             */
+            bytes: number | null;
+            /** Count */
+            count: number | null;
+            /** Oldestat */
+            oldestAt: string | null;
+            /**
+             * Removable
+             * @description Number of items that the retention rules allow to remove.
+             */
+            removable: number;
+            /** Removablebytes */
+            removableBytes: number | null;
+        };
+        /** DiskRoomView */
+        DiskRoomView: {
+            place: components["schemas"]["Place"];
+            /**
+             * Path
+             * @description A directory on the disk.
+             * @example /var/lib/sandyard/engine
+             */
+            path: string;
+            /** Free */
+            free: number;
+            /** Total */
+            total: number;
+        };
+        /** DiskStateView */
+        DiskStateView: {
+            /**
+             * Entries
+             * @description Largest first.
+             */
+            entries: components["schemas"]["DiskEntryView"][];
+            /**
+             * Rooms
+             * @description The disks of the platform and the engine, which may be the same.
+             */
+            rooms: components["schemas"]["DiskRoomView"][];
+            /**
+             * Engineerror
+             * @description Why the engine's data is not included.
+             */
+            engineError: string | null;
+        };
+        /** DiskView */
+        DiskView: {
+            /** Free */
+            free: number;
+            /** Total */
+            total: number;
+        };
+        /**
          * EditorInfo
          * @description The browser editor. Start it with `POST /sandboxes/{id}/editor`.
          */
@@ -3806,6 +4127,61 @@ export interface components {
              */
             path: string;
         };
+        /**
+         * EncryptionKeyView
+         * @example {
+         *       "current": true,
+         *       "id": "6d1f0a9be2c34455",
+         *       "place": "platform",
+         *       "values": 12
+         *     }
+         */
+        EncryptionKeyView: {
+            /**
+             * Place
+             * @enum {string}
+             */
+            place: "platform" | "engine";
+            /**
+             * Id
+             * @description The beginning of a digest of the key. Not secret.
+             */
+            id: string;
+            /**
+             * Values
+             * @description Number of stored values that are encrypted with the key.
+             */
+            values: number;
+            /**
+             * Current
+             * @description True for the key that encrypts. Other keys only decrypt, and are removed a day after the rotation.
+             */
+            current: boolean;
+        };
+        /** EncryptionKeysView */
+        EncryptionKeysView: {
+            /**
+             * Items
+             * @description Newest first.
+             */
+            items: components["schemas"]["EncryptionKeyView"][];
+            /**
+             * Unreadable
+             * @description Number of values that cannot be decrypted, because their key is missing from the key file.
+             */
+            unreadable: number;
+            /**
+             * Changedat
+             * @description When the platform's key file was last changed.
+             * @example 2026-01-31T10:00:00.123Z
+             */
+            changedAt: string;
+            /**
+             * Engineerror
+             * @description Why the engine's keys are missing.
+             */
+            engineError: string | null;
+        };
         /** EngineHealth */
         EngineHealth: {
             /** Configured */
@@ -3818,6 +4194,52 @@ export interface components {
             breaker: string;
             /** Reason */
             reason?: string | null;
+        };
+        /** EngineReport */
+        EngineReport: {
+            /** Version */
+            version: string;
+            /** Driver */
+            driver: string;
+            /** Startedat */
+            startedAt: number;
+            /** Shortage */
+            shortage: string | null;
+            /** Memoryavailable */
+            memoryAvailable: number | null;
+            /** Diskfree */
+            diskFree: number | null;
+            sandboxes: components["schemas"]["SandboxCounts"];
+            /**
+             * Pools
+             * @default []
+             */
+            pools: components["schemas"]["PoolReport"][];
+            /**
+             * Builds
+             * @default {}
+             */
+            builds: {
+                [key: string]: number;
+            };
+            /**
+             * Isolation
+             * @default []
+             */
+            isolation: string[];
+            /**
+             * Missing
+             * @default {}
+             */
+            missing: {
+                [key: string]: string;
+            };
+            layerStore?: components["schemas"]["LayerStoreReport"] | null;
+            /**
+             * Slowoperations
+             * @default []
+             */
+            slowOperations: components["schemas"]["SlowOperationReport"][];
         };
         /**
          * Entry
@@ -3858,6 +4280,26 @@ export interface components {
             modifiedAt: string;
             /** Symlinktarget */
             symlinkTarget: string | null;
+        };
+        /** EvacuationView */
+        EvacuationView: {
+            /**
+             * Moved
+             * @description Sandboxes moved to other hosts since the engine was started.
+             */
+            moved: number;
+            /**
+             * Total
+             * @description Moved sandboxes, and those that are still on the host.
+             */
+            total: number;
+            /**
+             * Failures
+             * @description Why sandboxes could not be moved, by the engine's sandbox ids. Moves are retried.
+             */
+            failures: {
+                [key: string]: string;
+            };
         };
         /**
          * EventOut
@@ -4082,6 +4524,227 @@ export interface components {
             base?: components["schemas"]["CommitView"][];
         };
         /**
+         * HostChange
+         * @description Fields left out are not changed.
+         * @example {
+         *       "draining": true,
+         *       "evacuating": true,
+         *       "labels": {
+         *         "disk": "fast"
+         *       }
+         *     }
+         */
+        HostChange: {
+            /**
+             * Draining
+             * @description Place no new sandboxes on the host. False also ends an evacuation.
+             */
+            draining?: boolean | null;
+            /**
+             * Evacuating
+             * @description Also move its sandboxes to other hosts. They keep their files; running ones are booted there.
+             */
+            evacuating?: boolean | null;
+            /**
+             * Labels
+             * @description Labels to set. Null removes a label; all others are kept.
+             */
+            labels?: {
+                [key: string]: string | null;
+            } | null;
+        };
+        /** HostList */
+        HostList: {
+            /** Items */
+            items: components["schemas"]["HostView"][];
+            /**
+             * Sources
+             * @description What lists machines that can be hosts.
+             */
+            sources: components["schemas"]["HostSourceView"][];
+            /**
+             * Acceptshosts
+             * @description Whether more machines can join, because the engine was started with --join-address.
+             */
+            acceptsHosts: boolean;
+        };
+        /** HostRoomView */
+        HostRoomView: {
+            /**
+             * Memorytotal
+             * @description Bytes. Null if unknown.
+             */
+            memoryTotal: number | null;
+            /**
+             * Memoryavailable
+             * @description Bytes available without swapping.
+             */
+            memoryAvailable: number | null;
+            /**
+             * Disktotal
+             * @description Bytes of the disk that stores the sandboxes.
+             */
+            diskTotal: number | null;
+            /** Diskfree */
+            diskFree: number | null;
+            /** Cpucount */
+            cpuCount: number;
+            /**
+             * Load
+             * @description The load average of the last minute.
+             */
+            load: number;
+            /**
+             * Full
+             * @description Why the host refuses new sandboxes even if it has memory and disk space left.
+             */
+            full: string | null;
+        };
+        /** HostSourceView */
+        HostSourceView: {
+            /**
+             * Name
+             * @description `static`, `ray` or `kubernetes`.
+             */
+            name: string;
+            /**
+             * Problem
+             * @description Why the list of machines may be out of date.
+             */
+            problem: string | null;
+            /** Machines */
+            machines: components["schemas"]["MachineView"][];
+        };
+        /**
+         * HostView
+         * @example {
+         *       "address": "10.0.0.2",
+         *       "certificateExpiresAt": "2026-03-01T10:00:00.000Z",
+         *       "checkpoints": {
+         *         "count": 11,
+         *         "oldest": "2026-01-31T09:50:00.000Z"
+         *       },
+         *       "draining": false,
+         *       "id": "host-0mh3k7a1x2ab",
+         *       "isolation": [
+         *         "gvisor",
+         *         "namespace"
+         *       ],
+         *       "joinedAt": "2026-01-30T10:00:00.000Z",
+         *       "labels": {
+         *         "disk": "fast"
+         *       },
+         *       "local": false,
+         *       "lost": false,
+         *       "missing": {},
+         *       "missingFromSource": false,
+         *       "name": "build-2",
+         *       "port": 3011,
+         *       "room": {
+         *         "cpuCount": 8,
+         *         "diskFree": 107374182400,
+         *         "diskTotal": 214748364800,
+         *         "load": 1.5,
+         *         "memoryAvailable": 17179869184,
+         *         "memoryTotal": 25769803776
+         *       },
+         *       "sandboxes": 12,
+         *       "seenAt": "2026-01-31T10:30:00.000Z",
+         *       "since": "2026-01-31T10:00:00.000Z",
+         *       "source": "static",
+         *       "state": "ready",
+         *       "version": "1.0.0"
+         *     }
+         */
+        HostView: {
+            /** Id */
+            id: string;
+            /** Name */
+            name: string;
+            /**
+             * Local
+             * @description Whether it is the engine's own machine, which cannot be changed or removed.
+             */
+            local: boolean;
+            /** Address */
+            address: string;
+            /** Port */
+            port: number;
+            /** Labels */
+            labels: {
+                [key: string]: string;
+            };
+            /**
+             * Draining
+             * @description True if the host gets no new sandboxes.
+             */
+            draining: boolean;
+            /** @description Null if its sandboxes are not being moved to other hosts. */
+            evacuation: components["schemas"]["EvacuationView"] | null;
+            /**
+             * Lost
+             * @description True if its sandboxes are being recovered on other hosts.
+             */
+            lost: boolean;
+            /**
+             * Source
+             * @description The source of the host: `static` if an administrator let it join, `ray` or `kubernetes`. Null for the engine's own machine.
+             */
+            source: string | null;
+            /**
+             * Missingfromsource
+             * @description True if the source no longer lists the machine. The host and its sandboxes may still run.
+             */
+            missingFromSource: boolean;
+            /** @description Copies of the files of its sandboxes on the engine's machine. */
+            checkpoints: components["schemas"]["CheckpointsView"];
+            /**
+             * State
+             * @description `ready`, `connecting` or `unreachable`. Sandboxes of an unreachable host are kept.
+             */
+            state: string;
+            /**
+             * Since
+             * @description When `state` last changed.
+             * @example 2026-01-31T10:00:00.123Z
+             */
+            since: string;
+            /**
+             * Seenat
+             * @description When the host last responded.
+             */
+            seenAt: string | null;
+            /**
+             * Reason
+             * @description Why the host is not ready.
+             */
+            reason: string | null;
+            /** Version */
+            version: string | null;
+            /**
+             * Sandboxes
+             * @description Number of sandboxes that the engine has placed on the host, in any state.
+             */
+            sandboxes: number;
+            room: components["schemas"]["HostRoomView"] | null;
+            /**
+             * Isolation
+             * @description The isolation levels that the host supports.
+             */
+            isolation: string[] | null;
+            /**
+             * Missing
+             * @description Features that the host does not support, with the reasons.
+             */
+            missing: {
+                [key: string]: string;
+            };
+            /** Joinedat */
+            joinedAt: string | null;
+            /** Certificateexpiresat */
+            certificateExpiresAt: string | null;
+        };
+        /**
          * IdentitySettings
          * @description A name and email address for commits.
          */
@@ -4136,6 +4799,71 @@ export interface components {
              * @default 900
              */
             timeoutSeconds: number;
+        };
+        /** InstanceStatusView */
+        InstanceStatusView: {
+            /** Version */
+            version: string;
+            /**
+             * Database
+             * @example SQLite
+             */
+            database: string;
+            /** @description The disk of the platform's data directory, in bytes. */
+            disk: components["schemas"]["DiskView"];
+            /**
+             * Problems
+             * @description What needs attention, severe problems first.
+             */
+            problems: components["schemas"]["ProblemView"][];
+            /** Queues */
+            queues: components["schemas"]["WorkQueueView"][];
+            /**
+             * Slow
+             * @description Work that is taking unusually long, and recent slow operations of the engine.
+             */
+            slow: components["schemas"]["SlowWorkView"][];
+            /** @description The engine's status report. Null if the engine does not respond or is not Sandyard's. */
+            engine: components["schemas"]["EngineReport"] | null;
+            /**
+             * Engineerror
+             * @description Why the engine does not respond.
+             */
+            engineError: string | null;
+        };
+        /**
+         * JoinTokenView
+         * @example {
+         *       "address": "10.0.0.1:3010",
+         *       "expiresAt": "2026-01-31T11:00:00.000Z",
+         *       "token": "syj_WyIxMC4wLjAuMTozMDEwIl0"
+         *     }
+         */
+        JoinTokenView: {
+            /**
+             * Token
+             * @description For `sandyard host join` on the new machine. Valid once. It is not shown again.
+             */
+            token: string;
+            /**
+             * Address
+             * @description The engine's address, to which the new machine must be able to connect.
+             */
+            address: string;
+            /**
+             * Expiresat
+             * @example 2026-01-31T10:00:00.123Z
+             */
+            expiresAt: string;
+        };
+        /** LayerStoreReport */
+        LayerStoreReport: {
+            /** Problem */
+            problem: string | null;
+            /** Published */
+            published: number;
+            /** Pending */
+            pending: number;
         };
         /**
          * ListedSandbox
@@ -4244,6 +4972,23 @@ export interface components {
              * @example k3x9…
              */
             key: string;
+        };
+        /** MachineView */
+        MachineView: {
+            /**
+             * Id
+             * @description The source's id of the machine.
+             */
+            id: string;
+            /** Name */
+            name: string;
+            /** Address */
+            address: string;
+            /**
+             * Problem
+             * @description Why the machine could not be made a host. This is retried.
+             */
+            problem: string | null;
         };
         /**
          * McpHeaderView
@@ -5750,6 +6495,27 @@ export interface components {
              */
             attemptId: string;
         };
+        /**
+         * Place
+         * @enum {string}
+         */
+        Place: "platform" | "engine";
+        /**
+         * PoolReport
+         * @description The number of sandboxes of a template created in advance, and the number that there should be.
+         */
+        PoolReport: {
+            /** Template */
+            template: string;
+            /** Isolation */
+            isolation: string;
+            /** Containers */
+            containers: boolean;
+            /** Ready */
+            ready: number;
+            /** Target */
+            target: number;
+        };
         /** PortList */
         PortList: {
             /** Items */
@@ -5921,6 +6687,23 @@ export interface components {
             /** Cachewrite */
             cacheWrite?: number | null;
         };
+        /** ProblemView */
+        ProblemView: {
+            /** Text */
+            text: string;
+            /**
+             * Severe
+             * @description True if new work fails until the problem is solved.
+             */
+            severe: boolean;
+            /** @description The page on which the problem can be solved. */
+            target: components["schemas"]["Target"] | null;
+            /**
+             * Targetid
+             * @description The project, sandbox or session, if `target` is a single one.
+             */
+            targetId: string | null;
+        };
         /**
          * ProjectChange
          * @description Fields left out are not changed. `settings` is replaced as a whole.
@@ -5981,6 +6764,7 @@ export interface components {
             setup?: components["schemas"]["SetupSettings"];
             verify?: components["schemas"]["VerifySettings"];
             tasks?: components["schemas"]["TaskSettings"];
+            quotas?: components["schemas"]["QuotaSettings"];
             /**
              * Isolation
              * @description Isolation level of new sandboxes. namespace: Linux namespaces on the host's kernel. gvisor: a separate kernel per sandbox. Null: the engine's default. Sandboxes are not created if the engine does not have the level.
@@ -5991,6 +6775,16 @@ export interface components {
              * @description Whether programs in new sandboxes may run containers (Docker). By default, engines allow them only at the isolation level gvisor, which such sandboxes then get. Null: as their template says. Sandboxes are not created if it is true and the engine does not support or allow it.
              */
             containers?: boolean | null;
+            /**
+             * Hostlabels
+             * @description Labels that the hosts of new sandboxes must have, such as gpu: yes. Sandboxes are not created if no host has them.
+             * @example {
+             *       "gpu": "yes"
+             *     }
+             */
+            hostLabels?: {
+                [key: string]: string;
+            };
             /**
              * Template
              * @example base
@@ -6169,6 +6963,11 @@ export interface components {
             /** Mergeable */
             mergeable: boolean | null;
         };
+        /**
+         * QueueName
+         * @enum {string}
+         */
+        QueueName: "attempts" | "turns" | "questions" | "git" | "preparations" | "sandboxes" | "commands";
         /** QueueView */
         QueueView: {
             /** Items */
@@ -6211,6 +7010,58 @@ export interface components {
              */
             queuedAt: string;
         };
+        /** QuotaList */
+        QuotaList: {
+            /** Items */
+            items: components["schemas"]["QuotaView"][];
+        };
+        /**
+         * QuotaName
+         * @enum {string}
+         */
+        QuotaName: "runningSandboxes" | "cpus" | "memoryMb" | "diskMb" | "monthlyUsd" | "monthlyTokens";
+        /**
+         * QuotaSettings
+         * @description Limits for all sandboxes of a project together. Null means no limit. For models, see `tasks.monthlyBudget`.
+         */
+        QuotaSettings: {
+            /** Runningsandboxes */
+            runningSandboxes?: number | null;
+            /**
+             * Cpus
+             * @description Processors of all running sandboxes.
+             */
+            cpus?: number | null;
+            /**
+             * Memorymb
+             * @description Memory of all running sandboxes, in MiB.
+             */
+            memoryMb?: number | null;
+            /**
+             * Diskmb
+             * @description Disk space that all sandboxes use, including paused ones, in MiB.
+             */
+            diskMb?: number | null;
+        };
+        /**
+         * QuotaView
+         * @example {
+         *       "limit": 16,
+         *       "name": "cpus",
+         *       "used": 6
+         *     }
+         */
+        QuotaView: {
+            /** @description `runningSandboxes`, and `cpus` and `memoryMb` of these together; `diskMb` of all sandboxes, as last measured; `monthlyUsd` and `monthlyTokens` for models in this calendar month (UTC). */
+            name: components["schemas"]["QuotaName"];
+            /** Used */
+            used: number;
+            /**
+             * Limit
+             * @description Null: no limit.
+             */
+            limit: number | null;
+        };
         /** Readiness */
         Readiness: {
             /** Ready */
@@ -6221,7 +7072,7 @@ export interface components {
         };
         /**
          * Reason
-         * @description Why a checkpoint was made.
+         * @description The reason for a checkpoint.
          * @enum {string}
          */
         Reason: "asked" | "pause" | "destroy" | "push" | "update" | "discard" | "restore" | "turn";
@@ -6360,6 +7211,17 @@ export interface components {
              * @description For people, with instructions that the demo agent follows.
              */
             description: string;
+        };
+        /** SandboxCounts */
+        SandboxCounts: {
+            /** Running */
+            running: number;
+            /** Paused */
+            paused: number;
+            /** Creating */
+            creating: number;
+            /** Removing */
+            removing: number;
         };
         /**
          * SandboxView
@@ -6703,6 +7565,11 @@ export interface components {
             sandboxId: string | null;
             sandbox?: components["schemas"]["SandboxView"] | null;
             /**
+             * Forkedfromid
+             * @description The session that this one was forked from. It may have been deleted.
+             */
+            forkedFromId: string | null;
+            /**
              * Checkpointat
              * @description When the files were last saved. A new sandbox can be created from this checkpoint.
              */
@@ -6754,6 +7621,42 @@ export interface components {
              * @description Null if no page was opened in a frame since the platform started.
              */
             path: string | null;
+        };
+        /**
+         * SlowOperationReport
+         * @description An operation of the driver, or of the agent in a sandbox, that took seconds.
+         */
+        SlowOperationReport: {
+            /** Operation */
+            operation: string;
+            /** Sandbox */
+            sandbox: string;
+            /** Seconds */
+            seconds: number;
+            /** Endedat */
+            endedAt: number;
+            /** Error */
+            error: string | null;
+        };
+        /** SlowWorkView */
+        SlowWorkView: {
+            /** Text */
+            text: string;
+            /**
+             * Since
+             * @description When it started, if it is still in progress.
+             */
+            since: string | null;
+            /**
+             * Seconds
+             * @description How long it took, if it has ended.
+             */
+            seconds: number | null;
+            /** Error */
+            error: string | null;
+            target: components["schemas"]["Target"] | null;
+            /** Targetid */
+            targetId: string | null;
         };
         /**
          * SpentView
@@ -6869,6 +7772,12 @@ export interface components {
             /** Asof */
             asOf: string | null;
         };
+        /**
+         * Target
+         * @description The page on which an administrator can solve a problem.
+         * @enum {string}
+         */
+        Target: "sandboxes" | "sandbox" | "project" | "session" | "models";
         /**
          * TaskChange
          * @description Fields left out are not changed. Attempts that have started are not affected.
@@ -7467,9 +8376,94 @@ export interface components {
             password?: string | null;
         };
         /**
+         * UserQuotaInput
+         * @description All limits of a user. For fields that are left out or null, the server's defaults apply; 0 means no limit.
+         * @example {
+         *       "cpus": 16,
+         *       "monthlyUsd": 50,
+         *       "runningSandboxes": 10
+         *     }
+         */
+        UserQuotaInput: {
+            /**
+             * Runningsandboxes
+             * @description Sandboxes that run at the same time.
+             */
+            runningSandboxes?: number | null;
+            /**
+             * Cpus
+             * @description Processors of all running sandboxes together.
+             */
+            cpus?: number | null;
+            /**
+             * Memorymb
+             * @description Memory of all running sandboxes together, in MiB.
+             */
+            memoryMb?: number | null;
+            /**
+             * Diskmb
+             * @description Disk space that all sandboxes use, in MiB.
+             */
+            diskMb?: number | null;
+            /**
+             * Monthlyusd
+             * @description US dollars for models per calendar month (UTC).
+             */
+            monthlyUsd?: number | null;
+            /**
+             * Monthlytokens
+             * @description Tokens for models per calendar month (UTC).
+             */
+            monthlyTokens?: number | null;
+        };
+        /**
+         * UserQuotas
+         * @description Limits of one user. Null: the server's default. 0: no limit.
+         */
+        UserQuotas: {
+            /**
+             * Runningsandboxes
+             * @description Sandboxes that run at the same time.
+             */
+            runningSandboxes?: number | null;
+            /**
+             * Cpus
+             * @description Processors of all running sandboxes together.
+             */
+            cpus?: number | null;
+            /**
+             * Memorymb
+             * @description Memory of all running sandboxes together, in MiB.
+             */
+            memoryMb?: number | null;
+            /**
+             * Diskmb
+             * @description Disk space that all sandboxes use, in MiB.
+             */
+            diskMb?: number | null;
+            /**
+             * Monthlyusd
+             * @description US dollars for models per calendar month (UTC).
+             */
+            monthlyUsd?: number | null;
+            /**
+             * Monthlytokens
+             * @description Tokens for models per calendar month (UTC).
+             */
+            monthlyTokens?: number | null;
+        };
+        /** UserQuotasView */
+        UserQuotasView: {
+            /** Items */
+            items: components["schemas"]["QuotaView"][];
+            /** @description The limits set for this user. Null: the server's default. 0: no limit. */
+            own: components["schemas"]["UserQuotas"];
+        };
+        /**
          * UserView
          * @example {
          *       "createdAt": "2026-01-31T10:00:00.000Z",
+         *       "hasPassword": true,
          *       "id": "usr_0mh3k7a1x2abcdefghij",
          *       "name": "maria",
          *       "role": "member"
@@ -7485,6 +8479,11 @@ export interface components {
              * @enum {string}
              */
             role: "admin" | "member";
+            /**
+             * Haspassword
+             * @description Whether the user can sign in with name and password.
+             */
+            hasPassword: boolean;
             /**
              * Createdat
              * @example 2026-01-31T10:00:00.123Z
@@ -7540,6 +8539,24 @@ export interface components {
              * @enum {string}
              */
             status: "taken" | "known" | "ignored";
+        };
+        /** WorkQueueView */
+        WorkQueueView: {
+            name: components["schemas"]["QueueName"];
+            /** Waiting */
+            waiting: number;
+            /** Running */
+            running: number;
+            /**
+             * Waitingsince
+             * @description When the oldest waiting item started to wait.
+             */
+            waitingSince: string | null;
+            /**
+             * Limit
+             * @description Maximum number that can run at once. Null: there is no overall limit.
+             */
+            limit: number | null;
         };
         /**
          * StepView
@@ -10599,6 +11616,89 @@ export interface operations {
                 };
                 content: {
                     "application/x-ndjson": unknown;
+                };
+            };
+            /** @description The request is invalid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in, or the token is invalid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description You may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests. Retry after the time in Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. See the platform's log. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs is not responding. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    service_status: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["InstanceStatusView"];
                 };
             };
             /** @description The request is invalid. */
@@ -22267,6 +23367,1095 @@ export interface operations {
             };
             /** @description The object does not exist, or you may not see it. */
             404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not possible in the current state. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests. Retry after the time in Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. See the platform's log. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs is not responding. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    user_get_quotas: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The user's id. */
+                user_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UserQuotasView"];
+                };
+            };
+            /** @description The request is invalid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in, or the token is invalid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description You may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The object does not exist, or you may not see it. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests. Retry after the time in Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. See the platform's log. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs is not responding. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    user_set_quotas: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The user's id. */
+                user_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["UserQuotaInput"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["UserQuotasView"];
+                };
+            };
+            /** @description The request is invalid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in, or the token is invalid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description You may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The object does not exist, or you may not see it. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not possible in the current state. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests. Retry after the time in Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. See the platform's log. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs is not responding. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    project_get_quotas: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The project's id. */
+                project_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["QuotaList"];
+                };
+            };
+            /** @description The request is invalid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in, or the token is invalid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description You may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The object does not exist, or you may not see it. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests. Retry after the time in Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. See the platform's log. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs is not responding. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    service_disk: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DiskStateView"];
+                };
+            };
+            /** @description The request is invalid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in, or the token is invalid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description You may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests. Retry after the time in Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. See the platform's log. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs is not responding. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    service_free_disk: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["DiskStateView"];
+                };
+            };
+            /** @description The request is invalid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in, or the token is invalid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description You may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not possible in the current state. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests. Retry after the time in Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. See the platform's log. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs is not responding. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    encryption_key_list: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EncryptionKeysView"];
+                };
+            };
+            /** @description The request is invalid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in, or the token is invalid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description You may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests. Retry after the time in Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. See the platform's log. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs is not responding. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    encryption_key_rotate: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["EncryptionKeysView"];
+                };
+            };
+            /** @description The request is invalid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in, or the token is invalid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description You may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not possible in the current state. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests. Retry after the time in Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. See the platform's log. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs is not responding. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    host_list: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HostList"];
+                };
+            };
+            /** @description The request is invalid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in, or the token is invalid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description You may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests. Retry after the time in Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. See the platform's log. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs is not responding. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    host_update: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The host's id. */
+                host_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["HostChange"];
+            };
+        };
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HostView"];
+                };
+            };
+            /** @description The request is invalid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in, or the token is invalid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description You may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The object does not exist, or you may not see it. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not possible in the current state. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests. Retry after the time in Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. See the platform's log. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs is not responding. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    host_recover: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description The host's id. */
+                host_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["HostView"];
+                };
+            };
+            /** @description The request is invalid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in, or the token is invalid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description You may not do this. */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The object does not exist, or you may not see it. */
+            404: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not possible in the current state. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description The request body is too large. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Too many requests. Retry after the time in Retry-After. */
+            429: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Internal error. See the platform's log. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Something the platform needs is not responding. Try again. */
+            503: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Another error. */
+            default: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+        };
+    };
+    host_create_token: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Successful Response */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["JoinTokenView"];
+                };
+            };
+            /** @description The request is invalid. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description Not signed in, or the token is invalid. */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/problem+json": components["schemas"]["Problem"];
+                };
+            };
+            /** @description You may not do this. */
+            403: {
                 headers: {
                     [name: string]: unknown;
                 };

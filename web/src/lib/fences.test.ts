@@ -2,7 +2,7 @@ import { describe, expect, it } from "vitest";
 import { plainText, splitCode } from "./fences";
 
 const shown = (text: string) =>
-  splitCode(text).map((one) => `${one.kind}:${one.language ? `${one.language}:` : ""}${one.text}`);
+  splitCode(text).map((piece) => `${piece.kind}:${piece.language ? `${piece.language}:` : ""}${piece.text}`);
 
 describe("code in plain text", () => {
   it("is found between fences, and the rest is unchanged", () => {

@@ -40,7 +40,7 @@ export function plainText(text: string): string {
 
 function closes(line: string, fence: string): boolean {
   const mark = line.trim();
-  return mark.length >= fence.length && [...mark].every((one) => one === fence[0]);
+  return mark.length >= fence.length && [...mark].every((value) => value === fence[0]);
 }
 
 /** Find inline `code`; an unmatched backtick is plain text. */

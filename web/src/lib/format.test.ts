@@ -1,9 +1,15 @@
 import { expect, it } from "vitest";
-import { formatCost, formatPeriod, formatPreciseDuration, formatRoughDuration } from "./format";
+import { formatBytes, formatCost, formatPeriod, formatPreciseDuration, formatRoughDuration } from "./format";
 
 it("formats durations like the CLI", () => {
   expect([0.44, 2.5, 3, 9.97, 12.6, 59.6, 184.9].map(formatPreciseDuration)).toEqual([
     "0.4s", "2.5s", "3s", "10s", "13s", "1m 0s", "3m 5s",
+  ]); // biome-ignore format: one line
+});
+
+it("formats sizes like the CLI, in units of 1024", () => {
+  expect([512, 1536, 3 * 2 ** 20, 24 * 2 ** 30, 2 ** 41].map(formatBytes)).toEqual([
+    "512 B", "1.5 KiB", "3.0 MiB", "24 GiB", "2.0 TiB",
   ]); // biome-ignore format: one line
 });
 

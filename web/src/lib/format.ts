@@ -1,8 +1,8 @@
 /** Format numbers and times for people. */
-export function formatBytes(formatCount: number): string {
-  if (formatCount < 1024) return `${formatCount} B`;
-  const units = ["KB", "MB", "GB", "TB"];
-  let value = formatCount;
+export function formatBytes(bytes: number): string {
+  if (bytes < 1024) return `${bytes} B`;
+  const units = ["KiB", "MiB", "GiB", "TiB"];
+  let value = bytes;
   let unit = -1;
   do {
     value /= 1024;

@@ -1,14 +1,20 @@
 import { readFileSync } from "node:fs";
 import { describe, expect, it } from "vitest";
+import { PAGES } from "@/features/help/pages";
 import { isCheapMarkdown, LIMITS } from "./markdown-cost";
 
 describe("documents", () => {
-  it.each(["README.md", "docs/operating.md", "docs/e2b-compatibility.md"])("%s is cheap", (name) => {
-    expect(isCheapMarkdown(readFileSync(`../${name}`, "utf8"))).toBe(true);
+  it.each(PAGES)("$id is cheap", ({ id }) => {
+    expect(isCheapMarkdown(readFileSync(`../${id === "README" ? "" : "docs/"}${id}.md`, "utf8"))).toBe(true);
   });
 
   it("a long code block is cheap", () => {
     expect(isCheapMarkdown(`Output:\n\n\`\`\`\n${"a[*_b]\n".repeat(1_000)}\`\`\`\n\ndone`)).toBe(true);
+  });
+
+  it("tables are cheap", () => {
+    expect(isCheapMarkdown(`|a|b|c|d|\n|-|-|-|-|\n${"|1|2|3|4|\n".repeat(1_000)}`)).toBe(true);
+    expect(isCheapMarkdown("a || b\n\n".repeat(700))).toBe(true);
   });
 
   it("many short paragraphs are cheap", () => {
@@ -33,6 +39,9 @@ describe("texts that take the parser seconds", () => {
     ["definitions", "[a]: b\n".repeat(4_000)],
     ["addresses", "https://".repeat(6_000)],
     ["a long text", "a ".repeat(LIMITS.length)],
+    ["a wide table, whose rows get all columns", `${"|a".repeat(300)}\n${"|-".repeat(300)}\n${"|b\n".repeat(300)}`],
+    ["a table in a quote", `> ${"a|".repeat(300)}\n> ${"-|".repeat(300)}\n${"> b\n".repeat(300)}`],
+    ["a paragraph with lines that only look empty", Array(5).fill("*a_ ".repeat(490)).join("\n\u00a0\n")],
   ])("%s", (_, text) => {
     expect(isCheapMarkdown(text)).toBe(false);
   });
@@ -47,6 +56,8 @@ describe("code blocks that only the scanner would see are counted", () => {
     ["in a comment", `<!--\n\n\`\`\`\n-->\n${hostile}`],
     ["in a script", `<script>\n\n\`\`\`\n</script>\n${hostile}`],
     ["after its end", `\`\`\`\na\n\`\`\`\n${hostile}`],
+    ["after another block in it", `\`\`\`\`\n\`\`\`\n\n~~~\n\`\`\`\`\n\n${hostile}`],
+    ["after a marker in it", `\`\`\`\n\`\`\` a\n\n~~~\n\`\`\`\n\n${hostile}`],
     ["after an end with other text", `\`\`\`\na\n\`\`\`\`\`\n${hostile}`],
   ])("%s", (_, text) => {
     expect(isCheapMarkdown(text)).toBe(false);

@@ -82,7 +82,7 @@ export function touchesTask(event: PlatformEvent): boolean {
 /** Return whether the query with this key contains the task. Lists of tasks contain all tasks, also those that they do not have yet. */
 function containsTask([noun, which]: QueryKey, data: unknown, id: string): boolean {
   if (noun === "task") return which === id;
-  if (noun === "board") return Boolean((data as BoardData | undefined)?.items.some((one) => one.id === id));
+  if (noun === "board") return Boolean((data as BoardData | undefined)?.items.some((card) => card.id === id));
   return noun === "tasks";
 }
 
@@ -167,14 +167,16 @@ export class Refresher {
         if (known && (projectId === null || projectId === card.projectId)) {
           this.client.setQueryData(
             key,
-            known.some((one) => one.id === id) ? known.map((one) => (one.id === id ? card : one)) : [card, ...known],
+            known.some((candidate) => candidate.id === id)
+              ? known.map((item) => (item.id === id ? card : item))
+              : [card, ...known],
           );
         }
       }
       // a board that has not loaded the card yet does not need it; created and moved events refetch the whole board
       this.client.setQueriesData<BoardData>({ queryKey: keys.boards() }, (known) =>
-        known?.items.some((one) => one.id === id)
-          ? changeBoard(known, (cards) => cards.map((one) => (one.id === id ? { ...one, ...card } : one)))
+        known?.items.some((item) => item.id === id)
+          ? changeBoard(known, (cards) => cards.map((item) => (item.id === id ? { ...item, ...card } : item)))
           : known,
       );
     } catch {

@@ -53,7 +53,7 @@ describe("detailOf", () => {
       }),
     );
     expect(detail.runs).toHaveLength(1);
-    expect(detail.remarks.map((one) => one.id)).toEqual(["3", "1"]);
+    expect(detail.remarks.map((remark) => remark.id)).toEqual(["3", "1"]);
     expect(detail.labels).toEqual(["bug"]);
     expect(detailOf(pull({ detail: { runs: "no" } })).runs).toEqual([]);
   });

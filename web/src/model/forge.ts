@@ -34,7 +34,7 @@ type Loose = Record<string, unknown>;
 const text = (value: unknown): string | null => (typeof value === "string" && value ? value : null);
 const list = (value: unknown): unknown[] => (Array.isArray(value) ? value : []);
 const things = (value: unknown): Loose[] =>
-  list(value).filter((one): one is Loose => typeof one === "object" && one !== null);
+  list(value).filter((candidate): candidate is Loose => typeof candidate === "object" && candidate !== null);
 
 /** Parse the detail, newest remark first. Malformed entries are dropped. */
 export function detailOf(pull: PullRequest): Detail {
@@ -48,21 +48,21 @@ export function detailOf(pull: PullRequest): Detail {
       summary: text(run.summary),
     })),
     remarks: things(detail.remarks)
-      .filter((one) => one.kind !== "check")
-      .map((one) => ({
-        kind: text(one.kind) ?? "comment",
-        id: String(one.id ?? ""),
-        author: text(one.author) ?? "someone",
-        text: text(one.text) ?? "",
-        at: text(one.at) ?? pull.updatedAt,
-        state: text(one.state),
-        path: text(one.path),
-        line: typeof one.line === "number" ? one.line : null,
-        url: text(one.url),
+      .filter((entry) => entry.kind !== "check")
+      .map((entry) => ({
+        kind: text(entry.kind) ?? "comment",
+        id: String(entry.id ?? ""),
+        author: text(entry.author) ?? "someone",
+        text: text(entry.text) ?? "",
+        at: text(entry.at) ?? pull.updatedAt,
+        state: text(entry.state),
+        path: text(entry.path),
+        line: typeof entry.line === "number" ? entry.line : null,
+        url: text(entry.url),
       }))
       .sort((a, b) => b.at.localeCompare(a.at)),
-    labels: list(detail.labels).flatMap((one) => text(one) ?? []),
-    warnings: list(detail.warnings).flatMap((one) => text(one) ?? []),
+    labels: list(detail.labels).flatMap((label) => text(label) ?? []),
+    warnings: list(detail.warnings).flatMap((warning) => text(warning) ?? []),
   };
 }
 
@@ -107,8 +107,12 @@ export function verificationOf(attempt: Pick<Attempt, "verified" | "verification
 export function forgeOf(project: Project): "github" | "plain" {
   const { kind, apiUrl } = project.settings.forge ?? { kind: "auto", apiUrl: null };
   if (kind !== "auto") return kind;
-  const host = /^(?:[a-z+]+:\/\/(?:[^@/]*@)?|[^@/]+@)([^/:]+)/i.exec(project.repository ?? "")?.[1];
-  return apiUrl || host?.toLowerCase() === "github.com" ? "github" : "plain";
+  return apiUrl || hostOf(project.repository ?? "") === "github.com" ? "github" : "plain";
+}
+
+/** Return the host of a repository's address in lower case; undefined for a path. */
+export function hostOf(repository: string): string | undefined {
+  return /^(?:[a-z+]+:\/\/(?:[^@/]*@)?|[^@/]+@)([^/:]+)/i.exec(repository)?.[1]?.toLowerCase();
 }
 
 export const METHODS: Record<MergeMethod, string> = {
@@ -147,7 +151,7 @@ export function splitNames(given: string): string[] {
     ...new Set(
       given
         .split(/[,\n]/)
-        .map((one) => one.trim())
+        .map((part) => part.trim())
         .filter(Boolean),
     ),
   ];

@@ -8,4 +8,4 @@ type Full<T> = T extends readonly (infer Item)[]
 
 /** The settings as the platform returns them: all fields are set. */
 export type Settings = Full<ProjectSettings>;
-export type Part = Exclude<keyof Settings, "containers" | "idleSeconds" | "isolation" | "template">;
+export type Part = Exclude<keyof Settings, "containers" | "hostLabels" | "idleSeconds" | "isolation" | "template">;

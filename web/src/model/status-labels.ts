@@ -48,6 +48,9 @@ export const TURNS: Record<Schemas["TurnStatus"], StatusLabel> = {
   over_budget: { text: "Over budget", tone: "bad" },
 };
 
+/** How a turn ended in which permission was denied. */
+export const ENDED_AFTER_DENIAL: StatusLabel = { text: "Ended, permission denied", tone: "warn" };
+
 export const PULLS: Record<Schemas["PullState"], StatusLabel> = {
   open: { text: "Open", tone: "ok" },
   closed: { text: "Closed", tone: "bad" },

@@ -18,15 +18,15 @@ const BEFORE_WORK: readonly string[] = ["setup", "provision", "checkout"];
 /** Return the attempt that represents the task: a running one first, then by result; the newest among equals. */
 export function leadingAttempt(task: TaskCard): Attempt | undefined {
   let found: Attempt | undefined;
-  for (const one of task.attempts) {
-    if (!found || STATUS_ORDER.indexOf(one.status) <= STATUS_ORDER.indexOf(found.status)) found = one;
+  for (const attempt of task.attempts) {
+    if (!found || STATUS_ORDER.indexOf(attempt.status) <= STATUS_ORDER.indexOf(found.status)) found = attempt;
   }
   return found;
 }
 
 /** Return the attempts of the latest start, without archived ones of earlier starts. */
 export function currentAttempts(task: TaskCard): Attempt[] {
-  return task.attempts.filter((one) => one.status !== "archived");
+  return task.attempts.filter((attempt) => attempt.status !== "archived");
 }
 
 export const isAtWork = (attempt: Attempt): boolean => attempt.status === "running" || attempt.status === "queued";
@@ -36,7 +36,7 @@ export const hasSession = (attempt: Attempt): boolean => attempt.sandboxId !== n
 export const lacksCheckout = (attempt: Attempt): boolean =>
   isAtWork(attempt) &&
   (attempt.step === null || BEFORE_WORK.includes(attempt.step)) &&
-  !attempt.steps?.some((one) => one.name === "checkout" && one.status === "completed");
+  !attempt.steps?.some((step) => step.name === "checkout" && step.status === "completed");
 export const isRunning = (task: TaskCard): boolean => task.attempts.some(isAtWork);
 export const hasFailed = (task: TaskCard): boolean =>
   Boolean(task.error) ||
@@ -53,12 +53,14 @@ export const attemptStatus = (attempt: Attempt): StatusLabel =>
 /** Return the number of attempts that are ready to be picked. */
 export function countReadyAttempts(task: TaskCard): number {
   if (task.status !== "in_review" || isRunning(task)) return 0;
-  return task.attempts.filter((one) => one.status === "ready").length;
+  return task.attempts.filter((attempt) => attempt.status === "ready").length;
 }
 
 /** Whether a user has to act. `asked`: the sessions with a pending question or permission request. */
 export function needsPerson(task: TaskCard, asked: ReadonlySet<string>): boolean {
-  return task.attempts.some((one) => isAtWork(one) && asked.has(one.sessionId)) || countReadyAttempts(task) > 0;
+  return (
+    task.attempts.some((attempt) => isAtWork(attempt) && asked.has(attempt.sessionId)) || countReadyAttempts(task) > 0
+  );
 }
 
 /** Return the status of a task; null if the column already says it. `queuePosition` may be newer than the card's own. */
@@ -98,7 +100,7 @@ export function describeActivity(attempt: Attempt): string {
 /** Return the round number. Rounds that ended before the agent started are not counted. */
 export function roundOf(attempt: Attempt): number {
   if (!attempt.steps) return attempt.round;
-  const worked = new Set(attempt.steps.filter((one) => one.name === "agent").map((one) => one.round));
+  const worked = new Set(attempt.steps.filter((step) => step.name === "agent").map((step) => step.round));
   return worked.add(attempt.round).size;
 }
 

@@ -23,9 +23,9 @@ export function Inbox({ small = false }: { small?: boolean }) {
   const close = () => setOpen(false);
   const asks = usePendingAsks().data ?? [];
   // pending requests come from the server; hide this browser's notice of the same request
-  const isListed = (one: Notice) => asks.some((ask) => ask.id === one.askId);
-  const notices = known.notices.filter((one) => !isListed(one));
-  const unread = known.unread.filter((one) => !isListed(one));
+  const isListed = (notice: Notice) => asks.some((ask) => ask.id === notice.askId);
+  const notices = known.notices.filter((notice) => !isListed(notice));
+  const unread = known.unread.filter((notice) => !isListed(notice));
   const label = `Inbox: ${unread.length} unread, ${asks.length} waiting for an answer`;
   return (
     <Popover
@@ -67,17 +67,17 @@ export function Inbox({ small = false }: { small?: boolean }) {
         </Button>
       </div>
       <ul className="max-h-96 overflow-y-auto py-1">
-        {asks.map((one) => (
-          <li key={one.id}>
-            <AskLink ask={one} onOpen={close} />
+        {asks.map((ask) => (
+          <li key={ask.id}>
+            <AskLink ask={ask} onOpen={close} />
           </li>
         ))}
         {notices.length + asks.length === 0 && (
           <li className="px-3 py-6 text-center text-[13px] text-soft">No notifications yet.</li>
         )}
-        {notices.map((one) => (
-          <li key={one.seq}>
-            <NoticeLink one={one} unread={unread.includes(one)} onOpen={close} />
+        {notices.map((notice) => (
+          <li key={notice.seq}>
+            <NoticeLink one={notice} unread={unread.includes(notice)} onOpen={close} />
           </li>
         ))}
       </ul>

@@ -25,7 +25,7 @@ export function Layout() {
       </a>
       <div className="flex h-full flex-col-reverse pt-[var(--toasts,0px)] transition-[padding] sm:flex-row sm:pt-0">
         <Sidebar />
-        <main id="main" className="flex min-h-0 min-w-0 flex-1 flex-col">
+        <main id="main" tabIndex={-1} className="flex min-h-0 min-w-0 flex-1 flex-col outline-none">
           <LiveLine />
           <Outlet />
         </main>

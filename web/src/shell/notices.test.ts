@@ -68,14 +68,14 @@ describe("notice", () => {
 });
 
 describe("added", () => {
-  const one = (seq: number): Notice => ({ ...(noticeOf(event("ask.created", {}, "tsk_1", seq)) as Notice) });
+  const notice = (seq: number): Notice => ({ ...(noticeOf(event("ask.created", {}, "tsk_1", seq)) as Notice) });
   it("drops duplicates and sorts newest first", () => {
-    expect(addNotice(addNotice(addNotice([], one(1)), one(3)), one(1)).map((n) => n.seq)).toEqual([3, 1]);
-    expect(addNotice([one(3)], one(2)).map((n) => n.seq)).toEqual([3, 2]);
+    expect(addNotice(addNotice(addNotice([], notice(1)), notice(3)), notice(1)).map((n) => n.seq)).toEqual([3, 1]);
+    expect(addNotice([notice(3)], notice(2)).map((n) => n.seq)).toEqual([3, 2]);
   });
   it("is bounded", () => {
     let list: Notice[] = [];
-    for (let seq = 1; seq <= 100; seq++) list = addNotice(list, one(seq));
+    for (let seq = 1; seq <= 100; seq++) list = addNotice(list, notice(seq));
     expect(list.length).toBe(60);
     expect(list[0]?.seq).toBe(100);
   });

@@ -81,7 +81,8 @@ const FOLDER = /\/home\/user\/workspace\//g;
 export const plainText = (text: string): string => text.replace(/`+/g, "").replace(FOLDER, "");
 
 /** Return the first line of a notice, which is shown alone where space is short. */
-export const headline = (one: Notice): string => (one.subject ? `${one.title}: ${one.subject}` : one.title);
+export const headline = (notice: Notice): string =>
+  notice.subject ? `${notice.title}: ${notice.subject}` : notice.title;
 
 const SETTLED = ["ask.answered", "ask.expired", "ask.cancelled"];
 
@@ -94,31 +95,31 @@ export function settledAsk(event: PlatformEvent): string | null {
 const MARGIN_MS = 5000;
 
 /** Return whether the notice's request was settled while this browser was away: the pending requests read at `readAt` lack it. */
-export function isSettled(one: Notice, pending: readonly string[], readAt: number): boolean {
-  return one.askId !== undefined && readAt - (one.heard ?? 0) > MARGIN_MS && !pending.includes(one.askId);
+export function isSettled(notice: Notice, pending: readonly string[], readAt: number): boolean {
+  return notice.askId !== undefined && readAt - (notice.heard ?? 0) > MARGIN_MS && !pending.includes(notice.askId);
 }
 
 /** Return the list with one more notice: no duplicates, newest first, at most `KEPT`. */
-export function addNotice(known: Notice[], one: Notice): Notice[] {
-  if (known.some((other) => other.seq === one.seq)) return known;
-  return [one, ...known].sort((a, b) => b.seq - a.seq).slice(0, KEPT);
+export function addNotice(known: Notice[], notice: Notice): Notice[] {
+  if (known.some((other) => other.seq === notice.seq)) return known;
+  return [notice, ...known].sort((a, b) => b.seq - a.seq).slice(0, KEPT);
 }
 
 export function useNotices(): {
   notices: Notice[];
   unread: Notice[];
-  add: (one: Notice) => void;
-  read: (which: (one: Notice) => boolean) => void;
+  add: (notice: Notice) => void;
+  read: (which: (notice: Notice) => boolean) => void;
 } {
   const [notices, , change] = useStored<Notice[]>("notices", []);
   const [seen, , changeSeen] = useStored<number[]>("notices.read", []);
-  const unread = notices.filter((one) => !seen.includes(one.seq));
+  const unread = notices.filter((notice) => !seen.includes(notice.seq));
   return {
     notices,
     unread,
-    add: (one) => change((now) => addNotice(now, one)),
+    add: (notice) => change((now) => addNotice(now, notice)),
     read: (which) => {
-      const newly = unread.filter(which).map((one) => one.seq);
+      const newly = unread.filter(which).map((notice) => notice.seq);
       if (newly.length) changeSeen((now) => [...new Set([...newly, ...now])].slice(0, KEPT * 2));
     },
   };

@@ -19,9 +19,9 @@ export function Notifications() {
   const [failures] = useStored("notify.failed", true);
   const wanted = { needsYou, finished, failed: failures };
 
-  const go = (one: Notice) => {
-    if (one.taskId) void navigate({ to: "/tasks/$taskId", params: { taskId: one.taskId } });
-    else if (one.sessionId) void navigate({ to: "/sessions/$sessionId", params: { sessionId: one.sessionId } });
+  const go = (notice: Notice) => {
+    if (notice.taskId) void navigate({ to: "/tasks/$taskId", params: { taskId: notice.taskId } });
+    else if (notice.sessionId) void navigate({ to: "/sessions/$sessionId", params: { sessionId: notice.sessionId } });
   };
 
   const answered = useRef(new Set<string>());
@@ -29,19 +29,19 @@ export function Notifications() {
   const path = useLocation({ select: (location) => location.pathname });
   // biome-ignore lint/correctness/useExhaustiveDependencies: runs when the pending requests were read or the page has changed
   useEffect(() => {
-    const pending = asks.data?.map((one) => one.id);
-    const gone = (one: Notice) =>
-      isAbout(one, path) || (pending !== undefined && isSettled(one, pending, asks.dataUpdatedAt));
-    for (const one of unread.filter(gone)) toast.dismiss(`notice-${one.seq}`);
+    const pending = asks.data?.map((ask) => ask.id);
+    const gone = (notice: Notice) =>
+      isAbout(notice, path) || (pending !== undefined && isSettled(notice, pending, asks.dataUpdatedAt));
+    for (const notice of unread.filter(gone)) toast.dismiss(`notice-${notice.seq}`);
     read(gone);
   }, [asks.dataUpdatedAt, path, unread.length]);
 
   /** Return the title of the task or session, or undefined if it cannot be read. */
-  const subjectOf = async (one: Notice): Promise<string | undefined> => {
-    if (one.subject) return one.subject;
+  const subjectOf = async (notice: Notice): Promise<string | undefined> => {
+    if (notice.subject) return notice.subject;
     try {
-      if (one.taskId) return (await readTask(one.taskId)).title;
-      if (one.sessionId) return (await readSession(one.sessionId)).title;
+      if (notice.taskId) return (await readTask(notice.taskId)).title;
+      if (notice.sessionId) return (await readSession(notice.sessionId)).title;
     } catch {
       // deleted, or the platform is unreachable: show the notice without it
     }
@@ -52,35 +52,35 @@ export function Notifications() {
     const settled = settledAsk(event);
     if (settled) {
       answered.current.add(settled);
-      for (const one of unread) if (one.askId === settled) toast.dismiss(`notice-${one.seq}`);
-      read((one) => one.askId === settled);
+      for (const notice of unread) if (notice.askId === settled) toast.dismiss(`notice-${notice.seq}`);
+      read((notice) => notice.askId === settled);
     }
-    const one = noticeOf(event);
-    if (!one) return;
-    if (isShown(one)) return; // the open page shows it already
-    void subjectOf(one).then((subject) => notify({ ...one, subject, heard: Date.now() }));
+    const notice = noticeOf(event);
+    if (!notice) return;
+    if (isShown(notice)) return; // the open page shows it already
+    void subjectOf(notice).then((subject) => notify({ ...notice, subject, heard: Date.now() }));
   });
 
-  const notify = (one: Notice) => {
-    if (one.askId && answered.current.has(one.askId)) return; // answered in the meantime
-    add(one);
-    if (!wanted[one.kind]) return;
+  const notify = (notice: Notice) => {
+    if (notice.askId && answered.current.has(notice.askId)) return; // answered in the meantime
+    add(notice);
+    if (!wanted[notice.kind]) return;
     if (document.visibilityState === "visible") {
-      const show = one.kind === "failed" ? toast.error : one.kind === "needsYou" ? toast.warning : toast.success;
-      show(headline(one), {
-        id: `notice-${one.seq}`,
-        description: one.detail.slice(0, 200),
-        action: { label: "Open", onClick: () => go(one) },
+      const show = notice.kind === "failed" ? toast.error : notice.kind === "needsYou" ? toast.warning : toast.success;
+      show(headline(notice), {
+        id: `notice-${notice.seq}`,
+        description: notice.detail.slice(0, 200),
+        action: { label: "Open", onClick: () => go(notice) },
       });
     } else if ("Notification" in window && Notification.permission === "granted") {
-      const shown = new Notification(headline(one), {
-        body: one.detail.slice(0, 200),
-        tag: `sandyard-${one.seq}`,
+      const shown = new Notification(headline(notice), {
+        body: notice.detail.slice(0, 200),
+        tag: `sandyard-${notice.seq}`,
         icon: "/favicon.svg",
       });
       shown.onclick = () => {
         window.focus();
-        go(one);
+        go(notice);
         shown.close();
       };
     }
@@ -102,11 +102,12 @@ export function Notifications() {
   return null;
 }
 
-const isShown = (one: Notice): boolean => document.visibilityState === "visible" && isAbout(one, location.pathname);
+const isShown = (notice: Notice): boolean =>
+  document.visibilityState === "visible" && isAbout(notice, location.pathname);
 
-function isAbout(one: Notice, path: string): boolean {
+function isAbout(notice: Notice, path: string): boolean {
   return (
-    (one.taskId !== null && path === `/tasks/${one.taskId}`) ||
-    (one.sessionId !== null && path === `/sessions/${one.sessionId}`)
+    (notice.taskId !== null && path === `/tasks/${notice.taskId}`) ||
+    (notice.sessionId !== null && path === `/sessions/${notice.sessionId}`)
   );
 }

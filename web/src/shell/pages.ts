@@ -62,6 +62,13 @@ export const PAGE_TABS: PageTab[] = [
   { to: "/agents", tab: "providers", label: "Model providers and keys", words: "api keys llm anthropic openai" },
   { to: "/settings", tab: "profile", label: "Profile and password", words: "account name change" },
   { to: "/settings", tab: "people", label: "People", words: "users members add person accounts invite", admin: true },
+  {
+    to: "/settings",
+    tab: "status",
+    label: "Status of the installation",
+    words: "engine queues disk memory problems health",
+    admin: true,
+  },
   { to: "/settings", tab: "tokens", label: "API tokens", words: "access keys" },
   { to: "/settings", tab: "secrets", label: "Secrets", words: "environment variables" },
   { to: "/settings", tab: "notifications", label: "Notification settings", words: "alerts" },

@@ -1,9 +1,21 @@
 import { useNavigate } from "@tanstack/react-router";
 import clsx from "clsx";
-import { CirclePlus, FolderGit2, MessageSquarePlus, MoonStar, Settings, Settings2, SquareCheck } from "lucide-react";
+import {
+  Bot,
+  CirclePlus,
+  FolderGit2,
+  MessageSquarePlus,
+  MessagesSquare,
+  MoonStar,
+  Settings,
+  Settings2,
+  SquareCheck,
+} from "lucide-react";
 import { type ComponentType, Fragment, type KeyboardEvent, useEffect, useId, useState } from "react";
 import { useIsAdmin } from "@/api/queries/account";
+import { useAgents } from "@/api/queries/agents";
 import { useProjects } from "@/api/queries/projects";
+import { useRecentSessions } from "@/api/queries/sessions";
 import { useTaskSearch } from "@/api/queries/tasks";
 import { useTheme } from "@/lib/theme";
 import { COLUMNS } from "@/model/status-labels";
@@ -60,7 +72,7 @@ export function Commands({ onClose }: { onClose: () => void }) {
           setEntered(false);
         }}
         onKeyDown={key}
-        placeholder="Search tasks, pages and commands…"
+        placeholder="Search tasks, sessions, pages and commands…"
         type="text"
         role="combobox"
         aria-label="Search and commands"
@@ -117,6 +129,8 @@ function useCommands(words: string): [Command[], boolean] {
   const [theme, , choose] = useTheme();
   const tasks = useTaskSearch(words);
   const projects = useProjects();
+  const sessions = useRecentSessions();
+  const agents = useAgents();
   const isAdmin = useIsAdmin();
   const answered = !tasks.isPlaceholderData && !tasks.isPending;
   const commands: Command[] = [
@@ -167,6 +181,23 @@ function useCommands(words: string): [Command[], boolean] {
       icon: SquareCheck,
       run: () => navigate({ to: "/tasks/$taskId", params: { taskId: task.id } }),
     })),
+    ...(sessions.data ?? []).map((session) => ({
+      id: session.id,
+      group: "Sessions",
+      label: session.title,
+      quiet: true,
+      icon: MessagesSquare,
+      run: () => navigate({ to: "/sessions/$sessionId", params: { sessionId: session.id } }),
+    })),
+    ...(agents.data ?? []).map((agent) => ({
+      id: `agent/${agent.name}`,
+      group: "Agents",
+      label: agent.title,
+      words: `agent ${agent.name}`,
+      quiet: true,
+      icon: Bot,
+      run: () => navigate({ to: "/agents", search: {} }),
+    })),
     ...(projects.data ?? []).map((project) => ({
       id: project.id,
       group: "Projects",
@@ -189,5 +220,6 @@ function useCommands(words: string): [Command[], boolean] {
       })),
     ),
   ];
-  return [commands, answered && !projects.isPending];
+  const complete = answered && ![projects, sessions, agents].some((query) => query.isPending);
+  return [commands, complete];
 }

@@ -15,7 +15,7 @@ const ALL = [
   entry("Tasks", "Reset the Settings page"),
   entry("Projects", "Site settings"),
 ];
-const labels = (words: string, entries = ALL) => matchEntries(entries, words).map((one) => one.label);
+const labels = (words: string, entries = ALL) => matchEntries(entries, words).map((matchEntry) => matchEntry.label);
 
 test("every search term must be the beginning of a word in the label, in any order and case", () => {
   expect(labels("ettings")).toEqual(["Described elsewhere"]);
@@ -26,7 +26,7 @@ test("every search term must be the beginning of a word in the label, in any ord
 
 test("groups keep their order; matches in the label come before other matches", () => {
   expect(labels("settings")).toEqual(["Settings", "Reset the Settings page", "Described elsewhere", "Site settings"]);
-  expect(labels("  ")).toEqual(ALL.map((one) => one.label));
+  expect(labels("  ")).toEqual(ALL.map((item) => item.label));
 });
 
 test("the first entry is highlighted unless a visible one was selected", () => {

@@ -28,7 +28,7 @@ export function matchEntries<T extends Entry>(entries: T[], words: string): T[] 
   };
   return groups.flatMap((group) => {
     const own = entries.filter((entry) => entry.group === group).map((entry) => ({ entry, rank: rank(entry) }));
-    return [0, 1].flatMap((wanted) => own.filter((one) => one.rank === wanted).map((one) => one.entry));
+    return [0, 1].flatMap((wanted) => own.filter((match) => match.rank === wanted).map((match) => match.entry));
   });
 }
 

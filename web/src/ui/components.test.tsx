@@ -166,6 +166,8 @@ describe("messages", () => {
   it("add the errors of single fields", () => {
     const error = new ApiError(422, { detail: "Invalid.", errors: [{ field: "name", message: "too long" }] } as never);
     expect(errorMessage(error)).toBe("Invalid. name: too long");
+    const repeated = new ApiError(400, { detail: "No.", errors: [{ field: "name", message: "No." }] } as never);
+    expect(errorMessage(repeated)).toBe("No.");
     expect(errorMessage("text")).toBe("text");
   });
 });

@@ -1,7 +1,7 @@
 import clsx from "clsx";
 import { X } from "lucide-react";
 import { AlertDialog, Dialog as RadixDialog } from "radix-ui";
-import { type ReactNode, useState } from "react";
+import { type ReactNode, useRef, useState } from "react";
 import { Button, IconButton } from "./button";
 
 const OVERLAY = "fixed inset-0 z-40 bg-black/40";
@@ -39,6 +39,33 @@ export function Sheet({ wide = false, ...shown }: DialogProps) {
   );
 }
 
+/** Return where the focus was before a dialog opened. An item of a menu is gone by then: the menu's button stands for it. */
+function findOpener(): HTMLElement | null {
+  const focused = document.activeElement;
+  const menu = focused?.closest("[role=menu]")?.getAttribute("aria-labelledby");
+  const opener = menu ? document.getElementById(menu) : focused;
+  return opener instanceof HTMLElement ? opener : null;
+}
+
+/**
+ * Return the focus to where it was before the dialog opened; if that is gone, to the page. Radix does so only for dialogs with a trigger,
+ * and takes a focused field of the dialog for the place where the focus was.
+ */
+function useReturnFocus(open: boolean) {
+  const opener = useRef<HTMLElement | null>(null);
+  const wasOpen = useRef(false);
+  if (open && !wasOpen.current && typeof document !== "undefined") opener.current = findOpener();
+  wasOpen.current = open;
+  return (event: Event) => {
+    event.preventDefault();
+    const focused = document.activeElement;
+    // a page that was opened from the dialog may have focused a field of its own
+    if (focused && focused !== document.body && !(event.currentTarget as HTMLElement | null)?.contains(focused)) return;
+    const target = opener.current?.isConnected ? opener.current : document.getElementById("main");
+    target?.focus({ preventScroll: true });
+  };
+}
+
 function Panel({
   open,
   onOpenChange,
@@ -48,6 +75,7 @@ function Panel({
   footer,
   className,
 }: Omit<DialogProps, "wide"> & { className: string }) {
+  const returnFocus = useReturnFocus(open);
   return (
     <RadixDialog.Root open={open} onOpenChange={onOpenChange}>
       <RadixDialog.Portal>
@@ -59,6 +87,7 @@ function Panel({
             event.preventDefault();
             (event.currentTarget as HTMLElement | null)?.focus();
           }}
+          onCloseAutoFocus={returnFocus}
           {...(description ? {} : { "aria-describedby": undefined })}
         >
           <DialogHeader title={title} description={description} />
@@ -117,6 +146,7 @@ export function Confirm({
   const [busy, setBusy] = useState(false);
   const shown = open ?? own;
   const show = onOpenChange ?? setOwn;
+  const returnFocus = useReturnFocus(shown);
   const confirm = async () => {
     setBusy(true);
     try {
@@ -133,7 +163,10 @@ export function Confirm({
       {trigger && <AlertDialog.Trigger asChild>{trigger}</AlertDialog.Trigger>}
       <AlertDialog.Portal>
         <AlertDialog.Overlay className={OVERLAY} />
-        <AlertDialog.Content className="fixed top-[20vh] left-1/2 z-50 w-[min(26rem,92vw)] -translate-x-1/2 rounded-lg border bg-raised p-4 shadow-float outline-none">
+        <AlertDialog.Content
+          onCloseAutoFocus={returnFocus}
+          className="fixed top-[20vh] left-1/2 z-50 w-[min(26rem,92vw)] -translate-x-1/2 rounded-lg border bg-raised p-4 shadow-float outline-none"
+        >
           <AlertDialog.Title className="text-[15px] font-semibold">{title}</AlertDialog.Title>
           <AlertDialog.Description asChild>
             <div className="mt-1 text-[13px] text-soft">{children}</div>

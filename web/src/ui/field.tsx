@@ -68,6 +68,7 @@ export function Select({
   choices,
   placeholder,
   label,
+  prefix,
   className,
   ...control
 }: {
@@ -76,9 +77,12 @@ export function Select({
   choices: Choice[];
   placeholder?: string;
   label?: string;
+  /** Shown before the value. */
+  prefix?: string;
   className?: string;
   id?: string;
   disabled?: boolean;
+  autoFocus?: boolean;
   "aria-describedby"?: string;
   "aria-invalid"?: boolean;
 }) {
@@ -91,6 +95,7 @@ export function Select({
         className={clsx(BOX, "inline-flex h-8 items-center justify-between gap-2 text-[13px]", className)}
       >
         <span className="truncate">
+          {prefix && <span className="text-faint">{prefix}</span>}
           <RadixSelect.Value placeholder={placeholder} />
         </span>
         <ChevronDown className="size-3.5 shrink-0 text-faint" aria-hidden />

@@ -204,7 +204,8 @@ export function SubmitForm({
       {Boolean(error) && <FormError className={clsx(fullWidth)}>{errorMessage ?? formError(error)}</FormError>}
       {errorDetails}
       <div className={clsx("flex flex-wrap items-center justify-end gap-2", divided && "border-t pt-3", fullWidth)}>
-        {aside && <div className="mr-auto">{aside}</div>}
+        {/* on a phone on a line of its own, so that the buttons stay together */}
+        {aside && <div className="mr-auto max-sm:order-last max-sm:basis-full">{aside}</div>}
         <Button onClick={onCancel}>Cancel</Button>
         {actions}
         <Button type="submit" look="primary" busy={busy} disabled={!ready}>

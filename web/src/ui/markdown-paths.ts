@@ -28,7 +28,8 @@ function emphasised(node: Node, source: string): string | null {
   if ((node.type !== "strong" && node.type !== "emphasis") || start === undefined || end === undefined) return null;
   if (node.children?.some((child) => child.type !== "text")) return null;
   const written = source.slice(start, end);
-  return isPath(written, source.slice(0, start), source.slice(end)) ? written : null;
+  // only what is next to it, so that the time does not grow with the length of the text
+  return isPath(written, source.slice(Math.max(0, start - 1), start), source.slice(end, end + 2)) ? written : null;
 }
 
 export function isPath(written: string, before: string, after: string): boolean {

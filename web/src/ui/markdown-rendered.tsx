@@ -46,7 +46,7 @@ const COMPONENTS: Components = {
     const language = /language-([\w+#-]+)/.exec(className ?? "")?.[1];
     // a block ends with a line break, unless it is empty
     if (!language && text && !text.includes("\n")) {
-      return <code className="rounded bg-sunken px-1 py-px font-mono text-[0.92em]">{text}</code>;
+      return <code className="rounded bg-sunken px-1 py-px font-mono text-[0.92em] whitespace-pre-wrap">{text}</code>;
     }
     return <Code text={text.replace(/\n$/, "")} language={language} />;
   },

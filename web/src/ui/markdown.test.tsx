@@ -141,6 +141,12 @@ describe("links", () => {
 });
 
 describe("code", () => {
+  it("keeps the spaces of inline code", () => {
+    expect(render('`count("two  words")`')).toMatch(
+      /<code class="[^"]*whitespace-pre-wrap[^"]*">count\(&quot;two {2}words/,
+    );
+  });
+
   it("is shown as written, in the line or as a block that can be copied", () => {
     const html = render("Run `calc/__init__.py` **now**:\n\n```sh\nrm *.py; echo **x** # [a](b)\n```");
     expect(html).toMatch(/Run <code[^>]*>calc\/__init__\.py<\/code> <strong>now/);

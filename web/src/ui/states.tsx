@@ -62,7 +62,8 @@ export function ErrorState({ error, retry }: { error: unknown; retry?: () => voi
 
 export function errorMessage(error: unknown): string {
   if (error instanceof ApiError) {
-    const fields = error.problem.errors?.map((one) => `${one.field}: ${one.message}`).join(" ");
+    const unsaid = error.problem.errors?.filter((field) => !error.message.includes(field.message));
+    const fields = unsaid?.map((field) => `${field.field}: ${field.message}`).join(" ");
     return [error.message, fields].filter(Boolean).join(" ");
   }
   return error instanceof Error ? error.message : String(error);

@@ -9,7 +9,7 @@ function subscribe(notify: () => void): () => void {
   waiting.add(notify);
   timer ??= setInterval(() => {
     now = Date.now();
-    for (const one of waiting) one();
+    for (const update of waiting) update();
   }, 1000);
   return () => {
     waiting.delete(notify);

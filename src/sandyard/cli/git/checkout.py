@@ -37,7 +37,7 @@ def get_session_id(client: Client, target: str) -> str:
 
 
 def wait_for_checkout(client: Client, session: Any) -> None:
-    """Return when the repository is checked out in the session's sandbox, or when there is none. Exits the process if the checkout fails."""
+    """Wait until the session's repository is checked out, if it has one. Exits the process if the checkout fails."""
     operations = client.get("/git/operations", sessionId=session["id"], limit=RECENT_OPERATIONS)["items"]
     operation = next((operation for operation in operations if operation["kind"] == "clone"), None)
     if operation is None:

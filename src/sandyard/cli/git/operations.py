@@ -125,8 +125,8 @@ def make_error(operation: Any) -> ApiError:
     """Return the error that the server would have returned if the operation had failed during the request."""
     failure = (operation.get("detail") or {}).get("failure") or {}
     details = {**(failure.get("extra") or {}), "operationId": operation["id"]}
-    sentence = escape(operation.get("error") or f"The operation {operation['id']} failed.")
-    return ApiError(sentence, int(failure.get("status") or 409), operation.get("errorCode"), details)
+    message = escape(operation.get("error") or f"The operation {operation['id']} failed.")
+    return ApiError(message, int(failure.get("status") or 409), operation.get("errorCode"), details)
 
 
 def _wait_for_end(client: Client, operation: Any, path: str, line: ProgressLine) -> None:
@@ -161,9 +161,9 @@ def _inspect_command(operation: Any, target: str) -> str:
     return f"sandyard git operations {operation['id'] if operation is not None else target}"
 
 
-def print_result(operation: Any, sentence: str, output: str | None) -> None:
+def print_result(operation: Any, message: str, output: str | None) -> None:
     """Print a sentence for people, or the operation as JSON for programs."""
-    print_json(operation) if wants_json(output) else echo(escape(sentence))
+    print_json(operation) if wants_json(output) else echo(escape(message))
 
 
 def shorten_commit(commit: object) -> str:

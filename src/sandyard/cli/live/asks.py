@@ -60,7 +60,7 @@ def answer_options(function: F) -> F:
     return function
 
 
-def answer_one(
+def answer_or_list(
     client: Client,
     filters: Mapping[str, str],
     name: str,
@@ -130,7 +130,7 @@ def is_denied_by_policy(ask: Any) -> bool:
 
 def list_options(ask: Any) -> list[Any]:
     found = (ask.get("detail") or {}).get("options")
-    return [ask for ask in found if isinstance(ask, dict)] if isinstance(found, list) else []
+    return [option for option in found if isinstance(option, dict)] if isinstance(found, list) else []
 
 
 def list_fields(ask: Any) -> dict[str, dict[str, Any]]:

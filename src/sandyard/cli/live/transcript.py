@@ -37,7 +37,7 @@ class _ShownMessage:
 
 
 class Transcript:
-    """Calls `show_line` with each complete line and `show_message` with each message that will not change any more.
+    """Calls `show_line` with each complete line and `show_message` with each message that will not change again.
 
     `start`: the id of the first message to show. `after`: the id of the last message that is already known.
     """
@@ -75,19 +75,19 @@ class Transcript:
                 return f"… {text[-60:]}" if text else "thinking" if part["type"] == "thought" else "writing"
         return None
 
-    def handle_events(self, update: FeedUpdate, *, over: bool) -> None:
-        """Show what is new, given the session's events. `over` means that no more messages are being written."""
-        over = over or any(event["kind"] in TURN_END_KINDS for event in update.events)
-        thorough = update.reconnected or over or not self._has_synced
+    def handle_events(self, update: FeedUpdate, *, has_ended: bool) -> None:
+        """Show what is new, given the session's events. `has_ended` means that no more messages are being written."""
+        has_ended = has_ended or any(event["kind"] in TURN_END_KINDS for event in update.events)
+        thorough = update.reconnected or has_ended or not self._has_synced
         for event in update.events:
             if event["kind"] == "message.updated":
                 data = event.get("data") or {}
                 thorough = not self._apply_update(str(data.get("messageId")), data.get("part")) or thorough
         if thorough or any(event["kind"] in {"message.created", "message.delta"} for event in update.events):
-            self.sync(thorough=thorough, over=over)
+            self.sync(thorough=thorough, has_ended=has_ended)
 
-    def sync(self, *, thorough: bool = True, over: bool = False) -> None:
-        """Show what is new. `thorough` also checks whether older messages have changed. `over` means that no more messages are being
+    def sync(self, *, thorough: bool = True, has_ended: bool = False) -> None:
+        """Show what is new. `thorough` also checks whether older messages have changed. `has_ended` means that no more messages are being
         written."""
         found = self._fetch(thorough)
         self._has_synced = True
@@ -96,7 +96,7 @@ class Transcript:
             if not shown.settled:
                 shown.message = message
         self._newest = max(self._messages, default=self._newest)
-        self._show_new(over)
+        self._show_new(has_ended)
 
     def _apply_update(self, message_id: str, part: Any) -> bool:
         """Apply an update of a message's part. Return False if the message is unknown or the update is incomplete, so it must be fetched."""
@@ -105,7 +105,7 @@ class Transcript:
             return shown is not None and shown.settled
         if not shown.settled:
             shown.message = {**shown.message, "parts": [{**_get_part(shown.message), **part}]}
-            self._show_new(over=False)
+            self._show_new(has_ended=False)
         return True
 
     def _fetch(self, thorough: bool) -> Sequence[Any]:
@@ -125,18 +125,18 @@ class Transcript:
             (message_id for message_id, shown in sorted(self._messages.items()) if not shown.settled), self._newest
         )
 
-    def _show_new(self, over: bool) -> None:
+    def _show_new(self, has_ended: bool) -> None:
         for message_id in sorted(self._messages):
             shown = self._messages[message_id]
             if not shown.settled:
-                for line in self._format_lines(shown, last=over or message_id < self._newest, over=over):
+                for line in self._format_lines(shown, last=has_ended or message_id < self._newest, has_ended=has_ended):
                     self._show_line(line)
                     self._has_output = True
                 if shown.settled:
                     self._show_message(shown.message)
                     shown.message = {"id": message_id}  # free the memory of long messages
 
-    def _format_lines(self, shown: _ShownMessage, *, last: bool, over: bool) -> Iterator[Line]:
+    def _format_lines(self, shown: _ShownMessage, *, last: bool, has_ended: bool) -> Iterator[Line]:
         message = shown.message
         part = _get_part(message)
         kind = part.get("type")
@@ -151,11 +151,11 @@ class Transcript:
             format_line = message_lines.format_text if kind == "text" else message_lines.format_thought
             yield from (format_line(line) for line in _take_new_lines(shown, str(part.get("text") or ""), last))
         elif kind == "tool_call":
-            shown.settled = over or part.get("status") in message_lines.FINISHED
+            shown.settled = has_ended or part.get("status") in message_lines.FINISHED
             if shown.settled:
                 yield from message_lines.format_tool_call(part)
         elif kind == "plan":
-            shown.settled = over
+            shown.settled = has_ended
             yield from _take_changed_plan_entries(shown, part)
         else:
             shown.settled = True
@@ -215,7 +215,7 @@ def open_transcript(
 def print_transcript(client: Client, session_id: str, screen: Screen, *, as_json: bool) -> None:
     """Show the complete transcript so far."""
     try:
-        open_transcript(client, session_id, screen, as_json=as_json).sync(over=True)
+        open_transcript(client, session_id, screen, as_json=as_json).sync(has_ended=True)
     except ApiError as error:
         if error.http_status != 404:
             raise

@@ -14,6 +14,7 @@ from sandyard.cli.options import drop_missing, limit_option
 from sandyard.cli.output import echo, escape, output_option, print_json, show_list, show_one, wants_json
 from sandyard.cli.projects.connection_test import TEST_FAILED, print_findings, run_connection_test
 from sandyard.cli.projects.credentials import credential_options, read_credentials
+from sandyard.cli.projects.limits import limits
 from sandyard.cli.projects.mcp import mcp
 from sandyard.cli.projects.members import members, project_argument
 from sandyard.cli.projects.preparations import preparations, prepare
@@ -190,5 +191,5 @@ def delete(project: str, yes: bool) -> None:
     echo(f"Deleted {project}.", err=True)
 
 
-for command in (change, mcp, members, prepare, preparations):
+for command in (change, limits, mcp, members, prepare, preparations):
     project.add_command(command)

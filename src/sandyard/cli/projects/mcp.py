@@ -101,8 +101,8 @@ def add(
     sandyard project mcp add website notes -e LEVEL=info -- npx -y @example/notes@1.2.3
     sandyard project mcp add website issues --url https://mcp.example.org/mcp --header Authorization
 
-    Header values are never arguments, because other users on this machine could see them. They stay on the platform, which adds them to
-    requests, so they never enter a sandbox.
+    Header values are not passed as arguments, because other users on this machine could see them. They are stored on the platform, which
+    adds them to requests. They never enter a sandbox.
     """
     if bool(command) == bool(url):
         raise click.UsageError("Give either a command after --, or --url.")
@@ -116,7 +116,8 @@ def add(
         existing = _find_server(client.get(path)["items"], name) if replace else None
         if existing is not None and (existing["url"] is None) != (url is None):
             raise CommandError(
-                f"{existing['name']} is a {'command' if existing['url'] is None else 'URL'}. Remove it first."
+                f"{existing['name']} is a server with a {'command' if existing['url'] is None else 'URL'}, which cannot be changed "
+                f"to the other type. Remove it first: sandyard project mcp remove {project} {existing['name']}"
             )
         body: dict[str, Any] = {"command": command[0], "args": list(command[1:]), "env": envs} if command else {}
         if url is not None:
@@ -133,7 +134,9 @@ def add(
             if error.problem_code != TEST_FAILED:
                 raise
             print_findings(error.details, err=True)
-            raise CommandError(f"{name} was not saved. To save it anyway, use --no-test.") from None
+            raise CommandError(
+                f"{name} was not saved, because the test failed. To save it anyway, use --no-test."
+            ) from None
     show_one(saved if wants_json(output) else _to_row(saved), FIELDS, output)
 
 
@@ -153,7 +156,7 @@ def remove(project: str, server: str) -> None:
 @server_argument
 @output_option
 def test(project: str, server: str, output: str | None) -> None:
-    """Test an MCP server with a URL. Lists its tools from the platform, with its headers. The exit code is 1 if that fails."""
+    """Test an MCP server with a URL: list its tools, from the platform and with its headers. The exit code is 1 if that fails."""
     with connect() as client:
         path = _get_servers_path(client, project)
         found = client.post(f"{path}/{quote_segment(_find_server_id(client, path, server))}/test")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from sandyard.cli.completion import complete_projects
-from sandyard.cli.connection import MAX_ITEMS, connect, get_project_id, quote_segment
-from sandyard.cli.errors import NOT_ALLOWED, ApiError, CommandError
+from sandyard.cli.connection import connect, get_project_id, quote_segment
 from sandyard.cli.output import echo, output_option, show_list
-
-if TYPE_CHECKING:
-    from sandyard.cli.client import Client
+from sandyard.cli.users import find_user_id
 
 MEMBERS = {"ID": "id", "NAME": "name"}
 project_argument = click.argument("project", metavar="PROJECT", shell_complete=complete_projects)
@@ -45,7 +40,7 @@ def list_members(project: str, output: str | None) -> None:
 def add(project: str, user: str) -> None:
     """Add USER to a project. USER is an id (or a name, for administrators). Idempotent."""
     with connect() as client:
-        project_id, user_id = get_project_id(client, project), _find_user_id(client, user)
+        project_id, user_id = get_project_id(client, project), find_user_id(client, user)
         client.request("PUT", f"/projects/{quote_segment(project_id)}/members/{quote_segment(user_id)}")
     echo(f"Added {user} to {project}.", err=True)
 
@@ -59,20 +54,5 @@ def remove(project: str, user: str) -> None:
         project_id = get_project_id(client, project)
         path = f"/projects/{quote_segment(project_id)}/members"
         ids_by_name = {member["name"]: str(member["id"]) for member in client.get(path)["items"]}
-        client.delete(f"{path}/{quote_segment(ids_by_name.get(user) or _find_user_id(client, user))}")
+        client.delete(f"{path}/{quote_segment(ids_by_name.get(user) or find_user_id(client, user))}")
     echo(f"Removed {user} from {project}.", err=True)
-
-
-def _find_user_id(client: Client, name: str) -> str:
-    if name.startswith("usr_"):
-        return name
-    try:
-        users = client.list_items("/users", MAX_ITEMS)["items"]
-    except ApiError as error:
-        if error.exit_code != NOT_ALLOWED:
-            raise
-        raise CommandError("Only administrators may look up users by name. Use the id, usr_….") from None
-    for user in users:
-        if user["name"] == name:
-            return str(user["id"])
-    raise ApiError(f"There is no user {name!r}.", 404)

@@ -27,7 +27,7 @@ FIELDS = {
     "denied": "settings.agent.permissions.deny",
     "network": "settings.network.mode",
     "presets": "settings.network.presets",
-    "hosts": "settings.network.allow",
+    "allowed hosts": "settings.network.allow",
     "parallel attempts": "settings.tasks.parallel",
     "task budget ($)": "settings.tasks.budget.usd",
     "monthly budget ($)": "settings.tasks.monthlyBudget.usd",
@@ -44,6 +44,7 @@ FIELDS = {
     "template": "settings.template",
     "isolation": "settings.isolation",
     "containers": "settings.containers",
+    "host labels": "settings.hostLabels",
     "idle seconds": "settings.idleSeconds",
     "created": "createdAt",
     "archived": "archivedAt",
@@ -80,6 +81,7 @@ SETTING_PATHS = {
     "idle_seconds": ("idleSeconds",),
     "isolation": ("isolation",),
     "containers": ("containers",),
+    "host_labels": ("hostLabels",),
     "template": ("template",),
 }
 """The path of each option in the project's settings."""
@@ -95,6 +97,13 @@ def _parse_identity(
     if (match := IDENTITY.match(value)) is None:
         raise click.BadParameter("Use the format `Maria Muster <maria@example.org>`.")
     return {"name": match[1], "email": match[2]}
+
+
+def _parse_labels(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
+    for value in filter(None, values):
+        if not all(value.partition("=")):
+            raise click.BadParameter("Use the format KEY=VALUE, such as gpu=yes.")
+    return {name: text for name, _, text in (value.partition("=") for value in values if value)} if values else None
 
 
 def _list_option(name: str, text: str) -> Callable[[F], F]:
@@ -165,6 +174,14 @@ def _list_option(name: str, text: str) -> Callable[[F], F]:
     "--containers/--no-containers",
     default=None,
     help="Whether programs in new sandboxes may run containers (Docker).  [default: the template's]",
+)
+@click.option(
+    "--host-label",
+    "host_labels",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=_parse_labels,
+    help="Run new sandboxes only on hosts with this label. Repeatable.",
 )
 @click.option("--idle-seconds", type=click.IntRange(5), help="Pause sandboxes after this many idle seconds.")
 @click.option("--author", callback=_parse_identity, help="Author of commits: `Name <email>`.")

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from sandyard.cli.errors import CommandError
+from sandyard.kit.tar import BoundedTarInfo, read_entries
 
 CHUNK = 1 << 18
 BLOCK = 512
@@ -72,8 +73,8 @@ def unpack(chunks: Iterator[bytes], target: Path) -> list[str]:
     root = target.resolve()
     links: dict[Path, _Link] = {}
     try:
-        with tarfile.open(fileobj=_ChunkReader(chunks), mode="r|", bufsize=CHUNK) as tar:
-            for entry in tar:
+        with tarfile.open(fileobj=_ChunkReader(chunks), mode="r|", bufsize=CHUNK, tarinfo=BoundedTarInfo) as tar:
+            for entry in read_entries(tar):
                 _extract_entry(tar, entry, root, links)
     except tarfile.TarError as error:
         raise CommandError(f"The sandbox did not send a valid tar archive: {error}.") from None
@@ -122,7 +123,10 @@ def _create_links(links: dict[Path, _Link], root: Path) -> list[str]:
     skipped = []
     for path, link in links.items():
         if path.is_dir():
-            raise CommandError(f"Copying stopped: {link.name!r} is a link, but there is a directory with this name.")
+            raise CommandError(
+                f"Copying stopped: {link.name!r} is a link in the sandbox, but a directory on this machine. Delete the directory, or "
+                "copy to another one."
+            )
         if _can_lead_outside(root, path, link.target):
             skipped.append(link.name)
         else:
@@ -166,7 +170,7 @@ def _filter_entry(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
 
 
 class _ChunkReader(io.RawIOBase):
-    """A read-once file over chunks."""
+    """A file that can be read once, from an iterator of chunks."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks

@@ -15,7 +15,7 @@ from sandyard.cli.connection import quote_segment
 from sandyard.cli.errors import ApiError, CommandError
 from sandyard.cli.output import echo
 from sandyard.cli.sandboxes import archive
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
@@ -38,7 +38,7 @@ class SandboxFiles:
         self._tar_found: bool | None = None
 
     def get_kind(self, path: str) -> Kind | None:
-        """Return what is at `path`, or None if nothing is."""
+        """Return the entry at `path`, or None if there is none."""
         path = posixpath.normpath(path)
         if path in {"/", "."}:
             return "dir"
@@ -170,7 +170,7 @@ class SandboxFiles:
     @contextlib.contextmanager
     def _temporary_path(self) -> Iterator[str]:
         """Yield a path in the sandbox for a temporary file, which is deleted afterwards."""
-        name = f"/tmp/{random_id('sandyard-cp-')}.tar"  # noqa: S108 - in the sandbox, with an unguessable name
+        name = f"/tmp/{make_random_id('sandyard-cp-')}.tar"  # noqa: S108 - in the sandbox, with an unguessable name
         try:
             yield name
         finally:

@@ -9,7 +9,7 @@ import click
 from sandyard.cli.completion import complete_projects, complete_sandboxes
 from sandyard.cli.connection import connect, get_project_id, get_sandbox_id, quote_segment
 from sandyard.cli.options import drop_missing, env_option, limit_option
-from sandyard.cli.output import echo, output_option, show_list, show_one, wants_json
+from sandyard.cli.output import echo, fit_table, output_option, show_list, show_one, wants_json
 from sandyard.cli.sandboxes.copy import cp
 from sandyard.cli.sandboxes.execute import execute
 from sandyard.cli.sandboxes.logs import logs
@@ -29,6 +29,7 @@ COLUMNS = {
     "COMMANDS": "commandCount",
     "CREATED": "createdAt",
 }
+NARROW_COLUMNS = {"ID": "id", "STATUS": "status", "TITLE": "title", "PROJECT": "projectName", "CREATED": "createdAt"}
 FIELDS = {
     "id": "id",
     "status": "status",
@@ -105,8 +106,16 @@ def list_sandboxes(everyone: bool, status: str | None, limit: int, output: str |
     """List sandboxes, newest first."""
     with connect() as client:
         page = client.list_items("/sandboxes", limit, all=True if everyone else None, status=status)
-    columns = {"OWNER": "ownerId"} if everyone else {}
-    show_list(page, COLUMNS | columns, output, empty_message="No sandboxes. To create one: sandyard sandbox create")
+    owner = {"OWNER": "ownerId"} if everyone else {}
+    columns, rows = COLUMNS | owner, page["items"]
+    if not wants_json(output):
+        columns, rows = fit_table(rows, columns, NARROW_COLUMNS | owner, "title")
+    show_list(
+        {**page, "items": rows},
+        columns,
+        output,
+        empty_message="No sandboxes. To create one: sandyard sandbox create",
+    )
 
 
 @sandbox.command()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import codecs
+import re
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,12 +14,15 @@ import click
 from sandyard.cli.completion import complete_sandboxes
 from sandyard.cli.connection import connect, get_sandbox_id, quote_segment
 from sandyard.cli.options import limit_option
-from sandyard.cli.output import echo, escape, format_age, print_json
+from sandyard.cli.output import COLOURS, echo, escape, escape_line, format_age, print_json
 
 if TYPE_CHECKING:
     from sandyard.cli.client import Client
 
 CHUNK = 256 * 1024
+_LINE_END = re.compile(r"\r\n?|\n")
+_INCOMPLETE = re.compile(r"(?:\x1b(?:\[[0-9;]{0,60})?|\r)\Z")
+"""The end of a piece, if the rest of a colour sequence or line ending may follow in the next one."""
 
 
 @click.command()
@@ -29,6 +34,8 @@ CHUNK = 256 * 1024
 )
 def logs(sandbox_id: str, command_id: str | None, limit: int, output: str) -> None:
     """Show the latest commands and their output. Oldest first. Does not resume the sandbox.
+
+    On a terminal, control sequences in the output are escaped, except for colours.
 
     With JSON output, prints the commands as the API lists them, newest first; `GET /commands/{id}/output` returns their output.
     """
@@ -66,13 +73,39 @@ def format_header(command: Any) -> str:
 
 def _write_output(client: Client, command: Any) -> None:
     for stream, target in (("stdout", sys.stdout), ("stderr", sys.stderr)):
-        last = b""
+        last, escaper = b"", OutputEscaper() if target.isatty() else None
         for data in read_pages(client, command["id"], stream):
-            target.buffer.write(data)
+            target.buffer.write(data if escaper is None else escaper.escape(data))
             last = data
+        if escaper is not None:
+            target.buffer.write(escaper.finish())
         if last and not last.endswith(b"\n"):
             target.buffer.write(b"\n")
         target.buffer.flush()
+
+
+class OutputEscaper:
+    """Escapes everything in a program's output that would control a terminal, except for colours. Output comes in pieces."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._pending = ""
+        self._coloured = False
+
+    def escape(self, data: bytes, *, final: bool = False) -> bytes:
+        text = self._pending + self._decoder.decode(data, final)
+        incomplete = None if final else _INCOMPLETE.search(text)
+        self._pending = "" if incomplete is None else incomplete[0]
+        parts = COLOURS.split(_LINE_END.sub("\n", text.removesuffix(self._pending)))
+        self._coloured |= len(parts) > 1
+        return "".join(
+            part if COLOURS.fullmatch(part) else "\n".join(escape_line(line) for line in part.split("\n"))
+            for part in parts
+        ).encode()
+
+    def finish(self) -> bytes:
+        """Return the rest of the output, and the sequence that resets the terminal's colours if there were any."""
+        return self.escape(b"", final=True) + (b"\x1b[0m" if self._coloured else b"")
 
 
 def read_pages(client: Client, command_id: str, stream: str) -> Iterator[bytes]:

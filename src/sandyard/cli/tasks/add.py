@@ -197,7 +197,7 @@ def describe_next_steps(client: Client, task: Any) -> list[str]:
             return [f"It starts automatically when {f'{blocked} is done' if blocked else 'its column has room'}."]
         return [f"To start it: sandyard task move {name} in_progress"]
     agents = AgentNames(client)
-    who = ", ".join(agents.label(attempt["agent"]) for attempt in task.get("attempts") or [])
+    who = ", ".join(agents.format_label(attempt["agent"]) for attempt in task.get("attempts") or [])
     return [
         f"Started: {escape(task['title'])}{f', by {who}' if who else ''}.",
         f"To follow it: sandyard task logs {name} --follow",

@@ -10,7 +10,7 @@ import click
 from sandyard.cli.completion import complete_agents
 from sandyard.cli.connection import connect, quote_segment
 from sandyard.cli.errors import ApiError
-from sandyard.cli.live.asks import allow_denied, answer_one, answer_options
+from sandyard.cli.live.asks import allow_denied, answer_options, answer_or_list
 from sandyard.cli.options import drop_missing
 from sandyard.cli.output import echo, escape, output_option, print_json, text_option, wants_json
 from sandyard.cli.pull_requests import describe_checks_and_comments, format_summary
@@ -36,7 +36,7 @@ def answer(task: str, output: str, **given: Any) -> None:
     """
     with connect() as client:
         found = find_task(client, task)
-        answer_one(client, {"taskId": found["id"]}, found["id"], as_json=output == "json", **given)
+        answer_or_list(client, {"taskId": found["id"]}, found["id"], as_json=output == "json", **given)
 
 
 @click.command()

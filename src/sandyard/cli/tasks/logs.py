@@ -40,7 +40,7 @@ def logs(task: str, following: bool, attempt: int | None, output: str) -> None:
         with Screen() as screen:
             for item in attempts:
                 if len(attempts) > 1 and output != "json":
-                    screen.print_line(f"── attempt {item['number']}: {agents.label(item['agent'])}", bold=True)
+                    screen.print_line(f"── attempt {item['number']}: {agents.format_label(item['agent'])}", bold=True)
                 print_transcript(client, item["sessionId"], screen, as_json=output == "json")
 
 

@@ -88,7 +88,7 @@ class AgentNames:
         self._client = client
         self._agents: list[Any] | None = None
 
-    def label(self, name: object) -> str:
+    def format_label(self, name: object) -> str:
         """Return, for example, `demo (no model)`."""
         if not name:
             return ""

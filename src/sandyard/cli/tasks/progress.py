@@ -73,7 +73,7 @@ class AttemptFollower:
         """Show what is new in the transcript."""
         try:
             self.transcript.handle_events(
-                update.for_session(self.attempt["sessionId"]), over=self.attempt["status"] not in ACTIVE
+                update.for_session(self.attempt["sessionId"]), has_ended=self.attempt["status"] not in ACTIVE
             )
         except ApiError as error:
             if error.http_status != 404:  # its session does not exist yet
@@ -84,9 +84,8 @@ class AttemptFollower:
             if step["status"] != "running":
                 colour = STEP_COLOURS.get(get_step_state(step))
                 fatal = self.attempt["status"] == "failed" and step.get("error") == self.attempt.get("error")
-                self._screen.print_note(
-                    f"{self._prefix}{format_step(step, error=not fatal)}", fg=colour
-                )  # the final message includes it
+                # the final message includes it
+                self._screen.print_note(f"{self._prefix}{format_step(step, error=not fatal)}", fg=colour)
             elif not self._screen.is_terminal:
                 self._screen.print_note(f"{self._prefix}… {get_step_name(step)}")
         detail = self.attempt.get("stepDetail")
@@ -185,7 +184,7 @@ class TaskFollower:
 
     def _describe_attempt(self, attempt: Any) -> str:
         model = f", {escape(attempt['model'])}" if attempt.get("model") else ""
-        return f"attempt {attempt['number']}: {self._agents.label(attempt['agent'])}{model}"
+        return f"attempt {attempt['number']}: {self._agents.format_label(attempt['agent'])}{model}"
 
     def _has_stopped(self) -> bool:
         if self._task["status"] in {"done", "cancelled"}:

@@ -146,7 +146,7 @@ def _fetch_tasks(client: Client, limit: int, statuses: tuple[str, ...], **params
 def _format_row(task: Any, projects: dict[str, str], agents: AgentNames, asking: set[str]) -> dict[str, Any]:
     attempts = task.get("attempts") or []
     pull = get_pull(task) or {}
-    names = dict.fromkeys(agents.label(attempt.get("agent")) for attempt in attempts if attempt.get("agent"))
+    names = dict.fromkeys(agents.format_label(attempt.get("agent")) for attempt in attempts if attempt.get("agent"))
     number = pull.get("number")
     column = str(task["status"]).replace("_", " ")
     state = "needs you" if task["id"] in asking else get_task_state(task)
@@ -156,8 +156,12 @@ def _format_row(task: Any, projects: dict[str, str], agents: AgentNames, asking:
         "status": state,
         "short": state or column,
         "priority": task.get("priority") or None,
-        "agent": ", ".join(names) or agents.label(task.get("agent")),
-        "pull": f"#{number}" if number is not None else "pushed" if pull else None,
+        "agent": ", ".join(names) or agents.format_label(task.get("agent")),
+        "pull": f"#{number}"
+        if number is not None
+        else ("merged" if pull.get("state") == "merged" else "pushed")
+        if pull
+        else None,
         "project": projects.get(task["projectId"]) if len(projects) > 1 else None,
     }
 
@@ -235,7 +239,7 @@ def make_comparison_row(attempt: Any, agents: AgentNames) -> dict[str, Any]:
     verified, seconds = _get_verified(attempt), attempt.get("seconds")
     return {
         "number": str(attempt["number"]),
-        "agent": agents.label(attempt["agent"]),
+        "agent": agents.format_label(attempt["agent"]),
         "model": attempt.get("model"),
         "status": str(attempt["status"]).replace("_", " "),
         "verified": None if verified is None else "yes" if verified else "no",
@@ -325,7 +329,7 @@ def _make_card(task: Any, agents: AgentNames) -> dict[str, Any]:
         **task,
         "column": str(task["status"]).replace("_", " "),
         "status": get_task_state(task) or None,
-        "agent": agents.label(task.get("agent")) or None,
+        "agent": agents.format_label(task.get("agent")) or None,
         "priority": task.get("priority") or None,
         "budget": ", ".join(limits) or None,
         "source": _format_source(source),
@@ -364,7 +368,7 @@ def _format_attempt(attempt: Any, agents: AgentNames) -> Iterator[str]:
     model = f", {escape(attempt['model'])}" if attempt.get("model") else ""
     status = str(attempt["status"]).replace("_", " ")
     position = f", position {attempt['queuePosition']} in the queue" if attempt.get("queuePosition") else ""
-    head = f"Attempt {attempt['number']}: {agents.label(attempt['agent'])}{model}: {status}{position}"
+    head = f"Attempt {attempt['number']}: {agents.format_label(attempt['agent'])}{model}: {status}{position}"
     yield click.style(head, bold=True) if use_colour() else head
     if facts := list(_list_facts(attempt)):
         yield f"  {', '.join(facts)}"

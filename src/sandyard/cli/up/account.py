@@ -101,9 +101,8 @@ def make_stepdown_command(
 def list_code_folders(*more: str) -> list[str]:
     """Return the directories of Python and of this program, and `more`, by their names and by their real paths, without directories inside
     others."""
-    searched = (
-        sys.path if sys.flags.safe_path else sys.path[1:]
-    )  # the first entry is the script's or the caller's directory
+    # the first entry is the script's or the caller's directory
+    searched = sys.path if sys.flags.safe_path else sys.path[1:]
     named = [sys.prefix, sys.base_prefix, str(Path(sandyard.__file__).parents[1]), *searched, *more]
     named += [str(Path(PYTHON).resolve().parents[1])]
     existing = {path for name in named for path in (name, os.path.realpath(name)) if _exists(name)}

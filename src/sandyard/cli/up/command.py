@@ -13,14 +13,19 @@ import click
 
 from sandyard.cli.errors import CommandError
 from sandyard.cli.output import echo, try_echo
+from sandyard.cli.setup.command import format_own_command
+from sandyard.cli.setup.packages import format_install_command, list_missing_packages
 from sandyard.cli.up import account, lifeline
 from sandyard.cli.up.child import Child
 from sandyard.cli.up.data_directory import DataDirectory, get_default_data_dir
-from sandyard.cli.up.health import choose_port, make_url
+from sandyard.cli.up.health import choose_port
 from sandyard.cli.up.local_git import LocalGit
+from sandyard.cli.up.service_manager import notify_service_manager
 from sandyard.cli.up.supervisor import supervise
+from sandyard.cli.up.upgrade_trial import describe_schemas, try_upgrade
 from sandyard.engine.drivers.gvisor.runsc import Runsc
 from sandyard.engine.settings import EngineSettings
+from sandyard.kit.endpoints import make_local_url
 from sandyard.kit.errors import UnsupportedError
 from sandyard.kit.python import make_python_command, make_python_environment
 from sandyard.kit.settings import make_paths_absolute
@@ -96,6 +101,8 @@ class Plan:
     type=click.IntRange(0, 65535),
     help="Redirect the engine's HTTP on this port to HTTPS; 0 disables this.  [default: 80 if --tls-port is 443]",
 )
+@click.option("--join-address", help="Address by which other machines reach this one, to join as hosts of the engine.")
+@click.option("--join-port", type=click.IntRange(0, 65535), help="Port at which they join.  [default: 3010]")
 @click.option(
     "--platform-user",
     envvar="SANDYARD_PLATFORM_USER",
@@ -122,7 +129,7 @@ def up(
     """Start the engine and the platform and keep them running until SIGTERM or Ctrl-C.
 
     A process that dies is restarted. The engine needs root for full isolation; the platform never needs it and runs as its own
-    user if root starts them. All other settings are SANDYARD_<NAME> variables. When this command ends, for whatever reason,
+    user if root starts them. All other settings are SANDYARD_<NAME> variables. When this command ends, for any reason,
     both processes end. Sandboxes keep running, and the next start finds them.
     """
     lifeline.watch_supervisor()  # `sandyard run` starts this command for its own lifetime
@@ -142,7 +149,9 @@ def up(
     local_git_name = local_git.name if local_git is not None else None
     plan = Plan(host, port, embedded, engine_port, tuple(options), user, log_level, local_git_name)
     _warn(embedded, user)
-    asyncio.run(supervise(make_children(plan, data), lambda: _announce(plan, data)))
+    children = make_children(plan, data)
+    try_upgrade(data, children)
+    asyncio.run(supervise(children, lambda: _announce(plan, data)))
     echo("Stopped. Any running sandboxes keep running; the next start finds them." if embedded else "Stopped.")
 
 
@@ -172,7 +181,8 @@ def make_children(plan: Plan, data: DataDirectory) -> list[Child]:
         platform["SANDYARD_LOCAL_GIT"] = plan.local_git
     started = []
     if plan.engine:
-        key, url = data.get_engine_key().reveal(), make_url(LOOPBACK, plan.engine_port)
+        key, url = data.get_engine_key().reveal(), make_local_url(LOOPBACK, plan.engine_port)
+        data.record_engine_url(url)
         platform = {name: value for name, value in platform.items() if not name.startswith("E2B_")}
         platform |= {"E2B_API_KEY": key, "E2B_API_URL": url, "E2B_SANDBOX_URL": url}
         address_options = ("--host", LOOPBACK, "--port", str(plan.engine_port), "--data-dir", str(data.engine))
@@ -185,8 +195,8 @@ def make_children(plan: Plan, data: DataDirectory) -> list[Child]:
         )
     # without sandboxes the platform never becomes ready, but it still serves its health
     health_path = "/ready" if platform.get("E2B_API_KEY") else "/health"
-    ready = f"{make_url(plan.host, plan.port)}{health_path}"
-    print_output = _print_platform_output(os.environ.get("SANDYARD_PUBLIC_URL") or make_url(plan.host, plan.port))
+    ready = f"{make_local_url(plan.host, plan.port)}{health_path}"
+    print_output = _print_platform_output(os.environ.get("SANDYARD_PUBLIC_URL") or make_local_url(plan.host, plan.port))
     command = make_python_command("sandyard", "platform")
     if plan.user is not None:
         command = account.make_stepdown_command(plan.user, command, platform, data.platform)
@@ -197,15 +207,31 @@ def make_children(plan: Plan, data: DataDirectory) -> list[Child]:
 
 
 def _announce(plan: Plan, data: DataDirectory) -> None:
-    url = make_url(plan.host, plan.port)
+    notify_service_manager("READY=1")
+    data.record_schemas(describe_schemas())
+    url = make_local_url(plan.host, plan.port)
     try_echo(f"Sandyard is at {url}; its data is in {data.path}.")
     try_echo(f"To use it from the command line: sandyard login {url}")
     if plan.engine:
         try_echo(
-            f"E2B clients: E2B_API_URL, E2B_SANDBOX_URL and E2B_VOLUME_API_URL={make_url(LOOPBACK, plan.engine_port)}, "
+            f"E2B clients: E2B_API_URL, E2B_SANDBOX_URL and E2B_VOLUME_API_URL={make_local_url(LOOPBACK, plan.engine_port)}, "
             f"API key in {data.path / 'engine.key'}."
         )
+        announce_missing_parts()
         announce_missing_gvisor()
+
+
+def announce_missing_parts() -> None:
+    """Say what sandboxes lack on this machine, and the command that helps."""
+    if os.geteuid() != 0:
+        try_echo(
+            "Without root, sandboxes have no limits, no firewall and no network of their own, and use the programs of this machine. "
+            f"With root, they have all of these: {format_own_command('up')}; `sandyard doctor` shows details."
+        )
+    if missing := list_missing_packages():
+        parts = "; ".join(f"{package.name} ({package.purpose})" for package in missing)
+        try_echo(f"Missing packages: {parts}.")
+        try_echo(f"To install them: {format_install_command(missing)}, then start Sandyard again.")
 
 
 def announce_missing_gvisor() -> None:

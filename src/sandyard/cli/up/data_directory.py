@@ -1,6 +1,6 @@
 """The data directory of `sandyard up`: the engine's part, the platform's part and the key between them. One process locks it at a time.
 
-up.lock · engine.key (mode 0600) · engine/ (root only) · platform/
+up.lock · engine.key (mode 0600) · engine.url · schemas · engine/ (root only) · platform/
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from pathlib import Path
 from sandyard.cli.errors import CommandError
 from sandyard.cli.up.lifeline import STOP_SECONDS
 from sandyard.kit.errors import ConflictError
-from sandyard.kit.ids import random_secret
+from sandyard.kit.ids import make_random_secret
 from sandyard.kit.secret import Secret
 
 ORPHAN_SECONDS = STOP_SECONDS + 5
 """How long the children of a killed supervisor may take to end."""
+
+
+RESTORE_FOLDER = "restore.tmp"
+"""Exists in the data directory while a backup is being restored."""
 
 
 def get_default_data_dir() -> Path:
@@ -44,10 +48,11 @@ class DataDirectory:
     def platform(self) -> Path:
         return self.path / "platform"
 
-    def acquire_lock(self) -> None:
+    def acquire_lock(self, *, restoring: bool = False) -> None:
         """Lock the directory until this process and all processes that inherited the lock are gone.
 
-        Raises ConflictError if another supervisor holds it. Waits for the children of a killed supervisor to end.
+        Raises ConflictError if another supervisor holds it, and CommandError if an interrupted restore has left it incomplete, unless the
+        caller is `restoring`. Waits for the children of a killed supervisor to end.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -63,8 +68,17 @@ class DataDirectory:
                     "Stop it, or choose another --data-dir and --port."
                 )
             time.sleep(0.1)
+        if not restoring and (self.path / RESTORE_FOLDER).exists():
+            self.release_lock()
+            raise CommandError(f"{self.path} is incomplete, because `sandyard restore` was interrupted. Run it again.")
         os.ftruncate(self.lock_fd, 0)
         os.pwrite(self.lock_fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release_lock(self) -> None:
+        """Release the lock, if no other process inherited it. Idempotent."""
+        if self.lock_fd != -1:
+            os.close(self.lock_fd)
+            self.lock_fd = -1
 
     def get_engine_key(self) -> Secret:
         """Return the engine's key. It is created once, readable only by the directory's owner."""
@@ -73,7 +87,7 @@ class DataDirectory:
             if text := file.read_text().strip():
                 file.chmod(0o600)
                 return Secret(text)
-        key = random_secret("e2b_", 20)
+        key = make_random_secret("e2b_", 20)
         temporary = file.with_suffix(".new")
         temporary.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -83,6 +97,21 @@ class DataDirectory:
             os.fsync(stream.fileno())
         temporary.replace(file)
         return key
+
+    def record_engine_url(self, url: str) -> None:
+        """Store the URL of the engine, for commands on this machine."""
+        self._write("engine.url", url)
+
+    def get_schemas(self) -> str:
+        """Return the schemas that `record_schemas` stored, or an empty string."""
+        with contextlib.suppress(OSError):
+            return (self.path / "schemas").read_text().strip()
+        return ""
+
+    def record_schemas(self, schemas: str) -> None:
+        """Store which schemas the databases have."""
+        if self.get_schemas() != schemas:
+            self._write("schemas", schemas)
 
     def give_platform_to(self, user: pwd.struct_passwd) -> None:
         """Make `user` the owner of the platform's part, without access to the rest of the data directory."""
@@ -104,6 +133,11 @@ class DataDirectory:
         now."""
         if self.platform.exists() and self.platform.stat().st_uid != 0:
             os.chown(self.platform, 0, 0)
+
+    def _write(self, name: str, text: str) -> None:
+        temporary = self.path / f"{name}.new"
+        temporary.write_text(f"{text}\n")
+        temporary.replace(self.path / name)
 
     def _try_lock(self) -> bool:
         try:

@@ -51,9 +51,3 @@ def choose_port(host: str, port: int, option: str) -> int:
             return int(probe.getsockname()[1])
     except OSError as error:
         raise CommandError(f"Cannot bind {host}:{port}: {error.strerror}. Choose another port with {option}.") from None
-
-
-def make_url(host: str, port: int) -> str:
-    """Return the URL at which a client on this machine reaches a server that listens there."""
-    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-    return f"http://{name}:{port}"

@@ -1,4 +1,4 @@
-"""End a child process when its supervisor ends, for whatever reason: the supervisor holds a pipe, and the child notices when it closes.
+"""End a child process when its supervisor ends, for any reason: the supervisor holds a pipe, and the child notices when it closes.
 
 A child also keeps the supervisor's lock open, so that a new supervisor on the same directory waits until the last child is gone. A child
 that is started early, to load its code meanwhile, is told through the pipe when its turn has come.

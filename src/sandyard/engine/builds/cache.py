@@ -43,7 +43,7 @@ class LayerCache:
         self._layers: dict[str, Layer] = {}  # least recently used first
 
     def load(self) -> None:
-        self._layers = {layer.key: layer for layer, _ in self._repository.layers()}
+        self._layers = {layer.key: layer for layer, _ in self._repository.list_layers()}
 
     def find(self, key: str) -> Layer | None:
         return self._layers.get(key)
@@ -53,11 +53,11 @@ class LayerCache:
         self._layers.pop(layer.key, None)
         self._layers[layer.key] = layer
 
-    def use(self, keys: Iterable[str]) -> None:
+    def mark_used(self, keys: Iterable[str]) -> None:
         """Mark these layers as just used."""
         cached = [key for key in keys if key in self._layers]
         with self._repository.database.transaction():
-            self._repository.use_layers(cached, self._clock.now())
+            self._repository.mark_layers_used(cached, self._clock.now())
         for key in cached:
             self._layers[key] = self._layers.pop(key)
 
@@ -73,7 +73,7 @@ class LayerCache:
             self.drop(key)
         return len(excess)
 
-    def snapshots(self) -> set[str]:
+    def list_snapshots(self) -> set[str]:
         """Return the snapshots that cached layers need."""
         return {snapshot for layer in self._layers.values() for snapshot in layer.snapshots}
 

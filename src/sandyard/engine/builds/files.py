@@ -19,7 +19,7 @@ from pathlib import Path
 
 from sandyard.engine.store.database import Database
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NoSpaceError, SandyardError
-from sandyard.kit.ids import random_id, random_secret
+from sandyard.kit.ids import make_random_id, make_random_secret
 from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
@@ -65,7 +65,7 @@ class Archives:
         for path in self._folder.glob(f"*{_PARTIAL}"):
             path.unlink(missing_ok=True)
         if self._database.get_meta(_SECRET_META_KEY) is None:
-            self._database.set_meta(_SECRET_META_KEY, random_secret().reveal())
+            self._database.set_meta(_SECRET_META_KEY, make_random_secret().reveal())
 
     def has(self, files_hash: str) -> bool:
         return self._path(files_hash).exists()
@@ -93,7 +93,7 @@ class Archives:
         if declared_size is not None and declared_size > self._limit:
             raise self._make_too_large_error()
         self._require_free_space(declared_size or 0)
-        partial = self._folder / f"{files_hash}-{random_id('', 8)}{_PARTIAL}"
+        partial = self._folder / f"{files_hash}-{make_random_id('', 8)}{_PARTIAL}"
         try:
             size = await self._write(partial, body)
             if declared_size is not None and size != declared_size:
@@ -121,16 +121,22 @@ class Archives:
 
     def shrink(self) -> None:
         """Remove the least recently used archives above the limit, except recent ones."""
-        archives = []
+        for path in self.list_excess():
+            path.unlink(missing_ok=True)
+
+    def list_excess(self) -> list[Path]:
+        """Return the least recently used archives above the limit, except recent ones."""
+        archives, excess = [], list[Path]()
         for path in self._folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 archives.append((path.stat().st_mtime, path.stat().st_size, path))
         total = sum(size for _, size, _ in archives)
         for used_at, size, path in sorted(archives):
             if total <= self._kept or used_at > time.time() - RECENT_S:
-                return
-            path.unlink(missing_ok=True)
+                break
+            excess.append(path)
             total -= size
+        return excess
 
     async def _write(self, path: Path, body: AsyncIterator[bytes]) -> int:
         size = checked_size = 0

@@ -100,7 +100,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a build failed. `step` is `base`, `finalize`, or the number of the step, counted from 1."""
+    """The reason why a build failed. `step` is `base`, `finalize`, or the number of the step, counted from 1."""
 
     message: str
     step: str | None = None

@@ -73,7 +73,7 @@ class BuildQueue:
     def open(self) -> None:
         """Mark builds that the last engine did not finish as failed."""
         for build in [build for build in self._built.iterate_builds() if build.started and not build.status.final]:
-            lines = self._repository.lines(build.id)
+            lines = self._repository.list_lines(build.id)
             line = LogLine(self._clock.now(), LogLevel.ERROR, f"Build failed: {CRASHED}")
             self._repository.add_lines(build.id, len(lines), [line])
             self._record_end(build, reason=Reason(CRASHED))
@@ -85,7 +85,7 @@ class BuildQueue:
 
     async def start(self, template: BuiltTemplate, build: Build, recipe: Recipe) -> None:
         """Queue the build and return. A build that has nothing to do has ended by then."""
-        running = [other for other in self._built.builds(template.id) if other.id in self._running]
+        running = [other for other in self._built.list_builds(template.id) if other.id in self._running]
         replaced = [other for other in running if set(other.tags) & set(build.tags)]
         build = self._built.change_build(build, started=True)
         self._logs[build.id] = BuildLog(self._repository, self._clock, build.id, self._settings.build_log_lines)
@@ -114,7 +114,7 @@ class BuildQueue:
 
     def log(self, build_id: str) -> Sequence[LogLine]:
         build_log = self._logs.get(build_id)
-        return self._repository.lines(build_id) if build_log is None else build_log.lines
+        return self._repository.list_lines(build_id) if build_log is None else build_log.lines
 
     async def _run(
         self, template: BuiltTemplate, build: Build, recipe: Recipe, before: Sequence[asyncio.Task[None]]

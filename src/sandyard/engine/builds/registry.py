@@ -30,11 +30,11 @@ class BuiltTemplates:
         self._resolved: dict[tuple[str, str], Template] = {}
 
     def load(self) -> None:
-        for template in self._repository.templates():
+        for template in self._repository.list_templates():
             self._remember(template)
-        for build in self._repository.builds():
+        for build in self._repository.list_builds():
             self._builds[build.template_id][build.id] = build
-        for assignment in self._repository.assignments():
+        for assignment in self._repository.list_assignments():
             self._tags[assignment.template_id].setdefault(assignment.tag, []).append(assignment)
 
     # Reading ---------------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ class BuiltTemplates:
         return template
 
     def explain_missing(self, name: str) -> str | None:
-        """Return what is missing for a name that does not resolve, if a template of that name exists."""
+        """Return the reason why a name does not resolve, if a template of that name exists."""
         template = self.find(name)
         if template is None:
             return None
@@ -69,10 +69,10 @@ class BuiltTemplates:
         plain = name.strip().lower().partition(":")[0]
         return self._templates.get(self._names.get(plain, plain))
 
-    def all(self) -> Sequence[BuiltTemplate]:
+    def list_templates(self) -> Sequence[BuiltTemplate]:
         return sorted(self._templates.values(), key=lambda template: template.id)
 
-    def builds(self, template_id: str) -> list[Build]:
+    def list_builds(self, template_id: str) -> list[Build]:
         """Return the builds, newest first."""
         return list(reversed(self._builds[template_id].values()))
 
@@ -87,11 +87,11 @@ class BuiltTemplates:
         history = self._tags[template_id].get(tag)
         return None if not history else self._builds[template_id].get(history[-1].build_id)
 
-    def tags(self, template_id: str) -> dict[str, list[Assignment]]:
+    def list_tags(self, template_id: str) -> dict[str, list[Assignment]]:
         """Return the assignments of each tag, oldest first."""
         return self._tags[template_id]
 
-    def snapshots(self) -> set[str]:
+    def list_snapshots(self) -> set[str]:
         """Return the snapshots that available builds need."""
         needed: set[str] = set()
         for template_id, tags in self._tags.items():

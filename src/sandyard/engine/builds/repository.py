@@ -32,7 +32,7 @@ class BuildRepository:
 
     # templates
 
-    def templates(self) -> list[BuiltTemplate]:
+    def list_templates(self) -> list[BuiltTemplate]:
         rows = self.database.query("SELECT id, name, public, created_at, updated_at FROM built_templates")
         return [BuiltTemplate(row[0], row[1], bool(row[2]), row[3], row[4]) for row in rows]
 
@@ -54,7 +54,7 @@ class BuildRepository:
 
     # builds
 
-    def builds(self) -> list[Build]:
+    def list_builds(self) -> list[Build]:
         """Return all builds, oldest first."""
         return [_decode_build(row) for row in self.database.query(f"SELECT {_BUILD_COLUMNS} FROM builds ORDER BY seq")]  # noqa: S608
 
@@ -78,7 +78,7 @@ class BuildRepository:
 
     # tags
 
-    def assignments(self) -> list[Assignment]:
+    def list_assignments(self) -> list[Assignment]:
         """Return all assignments, oldest first."""
         rows = self.database.query("SELECT seq, id, template_id, tag, build_id, at FROM template_tags ORDER BY seq")
         return [Assignment(row[1], row[2], row[3], row[4], row[5], row[0]) for row in rows]
@@ -98,7 +98,7 @@ class BuildRepository:
 
     # cached layers
 
-    def layers(self) -> list[tuple[Layer, float]]:
+    def list_layers(self) -> list[tuple[Layer, float]]:
         """Return all layers with the time of their last use, least recently used first."""
         rows = self.database.query("SELECT spec, used_at FROM build_layers ORDER BY used_at")
         return [(_decode_layer(json.loads(spec)), used_at) for spec, used_at in rows]
@@ -110,7 +110,7 @@ class BuildRepository:
             (layer.key, json.dumps(_encode_layer(layer)), used_at),
         )
 
-    def use_layers(self, keys: Iterable[str], used_at: float) -> None:
+    def mark_layers_used(self, keys: Iterable[str], used_at: float) -> None:
         for key in keys:
             self.database.execute("UPDATE build_layers SET used_at = ? WHERE key = ?", (used_at, key))
 
@@ -126,7 +126,7 @@ class BuildRepository:
                 (build_id, number, line.at, line.level.value, line.message, line.step),
             )
 
-    def lines(self, build_id: str) -> list[LogLine]:
+    def list_lines(self, build_id: str) -> list[LogLine]:
         rows = self.database.query(
             "SELECT at, level, message, step FROM build_logs WHERE build_id = ? ORDER BY number", (build_id,)
         )

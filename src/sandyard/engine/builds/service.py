@@ -30,7 +30,7 @@ from sandyard.engine.sandboxes.snapshots import split_name
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.clock import Clock, SystemClock
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
@@ -60,7 +60,7 @@ class Builds:
         self._built = built
         self._sandboxes = sandboxes
         self._machine = machine
-        self._archives = Archives(
+        self.archives = Archives(
             folder,
             repository.database,
             limit_mb=settings.build_upload_mb,
@@ -73,22 +73,27 @@ class Builds:
             repository=repository,
             built=built,
             cache=self.cache,
-            archives=self._archives,
+            archives=self.archives,
             bases=Bases(sandboxes.resolve_template, images),
             internal=sandboxes.internal,
             settings=settings,
             clock=self._clock,
         )
-        sandboxes.internal.register_keeper(lambda: built.snapshots() | self.cache.snapshots())
+        sandboxes.internal.register_keeper(lambda: built.list_snapshots() | self.cache.list_snapshots())
 
     async def open(self) -> None:
         """Mark builds that the last engine did not finish as failed."""
-        self._archives.open()
+        self.archives.open()
         self._queue.open()
 
     async def close(self) -> None:
         """Cancel the running builds. Idempotent."""
         await self._queue.close()
+
+    def count_unfinished(self) -> dict[BuildStatus, int]:
+        """Return how many started builds have each status that is not final."""
+        builds = [build for build in self._built.iterate_builds() if build.started and not build.status.final]
+        return {status: sum(build.status is status for build in builds) for status in BuildStatus if not status.final}
 
     def uses_layer(self, layer: str) -> bool:
         """Return whether a built template or a cached layer needs this layer; then its owner must not remove it yet."""
@@ -96,8 +101,8 @@ class Builds:
 
     # Templates -------------------------------------------------------------------------------------------------------
 
-    def templates(self) -> Sequence[BuiltTemplate]:
-        return self._built.all()
+    def list_templates(self) -> Sequence[BuiltTemplate]:
+        return self._built.list_templates()
 
     def find(self, name: str) -> BuiltTemplate | None:
         """Return the template by id or name, with or without a tag, or None."""
@@ -125,7 +130,7 @@ class Builds:
             raise InvalidInputError(
                 "A template can only be deleted as a whole. Leave out the tag, or remove only the tag."
             )
-        builds = self._built.builds(template.id)
+        builds = self._built.list_builds(template.id)
         self._built.remove(template)
         log.info("template_deleted", template=template.id, name=template.name)
         await self._queue.cancel(builds, "The template was deleted.")
@@ -156,9 +161,9 @@ class Builds:
             raise InvalidInputError(f"A build can have at most {MAX_STEPS} steps.")
         await self._queue.start(template, build, recipe)
 
-    def builds(self, template: BuiltTemplate) -> Sequence[Build]:
+    def list_builds(self, template: BuiltTemplate) -> Sequence[Build]:
         """Return the builds, newest first."""
-        return self._built.builds(template.id)
+        return self._built.list_builds(template.id)
 
     def build(self, name: str, build_id: str) -> tuple[BuiltTemplate, Build]:
         """Return a build and its template. Raises NotFoundError."""
@@ -185,18 +190,18 @@ class Builds:
         NotFoundError."""
         if self._built.find(name) is None:
             raise NotFoundError(f"template '{name[:200]}' not found")
-        return self._archives.has(validate_hash(files_hash)), self._archives.create_token(files_hash)
+        return self.archives.has(validate_hash(files_hash)), self.archives.create_token(files_hash)
 
     async def upload(self, files_hash: str, token: str, body: AsyncIterator[bytes], declared_size: int | None) -> None:
         """Store an upload. Raises ForbiddenError if the token is not valid."""
-        self._archives.check_token(validate_hash(files_hash), token)
-        await self._archives.receive(files_hash, body, declared_size)
+        self.archives.check_token(validate_hash(files_hash), token)
+        await self.archives.receive(files_hash, body, declared_size)
 
     # Tags ------------------------------------------------------------------------------------------------------------
 
-    def tags(self, template: BuiltTemplate) -> dict[str, list[Assignment]]:
+    def list_tags(self, template: BuiltTemplate) -> dict[str, list[Assignment]]:
         """Return the assignments of each tag, oldest first."""
-        return self._built.tags(template.id)
+        return self._built.list_tags(template.id)
 
     def assign(self, target: str, tags: Iterable[str]) -> tuple[Build, Sequence[str]]:
         """Assign tags to the build that `name[:tag]` refers to; they are removed from other builds."""
@@ -219,7 +224,7 @@ class Builds:
             raise InvalidInputError("tags must not be empty.")
         if DEFAULT_TAG in names:
             raise InvalidInputError(f"The tag '{DEFAULT_TAG}' can't be removed. Delete the template instead.")
-        existing = self._built.tags(template.id)
+        existing = self._built.list_tags(template.id)
         for tag in names:
             if tag not in existing:
                 raise NotFoundError(f"The template '{template.name}' has no tag '{tag}'.")
@@ -235,7 +240,7 @@ class Builds:
                 f"A snapshot with the name {name!r} already exists. Choose another name, or delete the snapshot."
             )
         now = self._clock.now()
-        template = BuiltTemplate(random_id("", 20), name, public=False, created_at=now, updated_at=now)
+        template = BuiltTemplate(make_random_id("", 20), name, public=False, created_at=now, updated_at=now)
         self._built.add(template)
         log.info("template_registered", template=template.id, name=name)
         return template

@@ -14,7 +14,7 @@ from sandyard.engine.builds.model import BuildFailedError, State, Step, StepKind
 from sandyard.engine.builds.scripts import ADD_USER, COPY, MAKE_DIRECTORY, PATH_FILE
 from sandyard.engine.sandboxes.internal_sandboxes import InternalSandbox
 from sandyard.kit.errors import InvalidInputError, NoSpaceError, SandyardError
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 
 VALUE_LIMIT = 64 << 10
 SCRIPT_OUTPUT_LINES = 1000
@@ -195,7 +195,7 @@ class Executor:
         source, target = get_copy_source(step.args[0]), await self._expand_variables(sandbox, step.args[1], state.env)
         owner = step.args[2] if len(step.args) > 2 and step.args[2] else state.user
         mode = step.args[3] if len(step.args) > 3 else ""
-        work = f"/tmp/.copy-{random_id('', 12)}"  # noqa: S108 - in the sandbox
+        work = f"/tmp/.copy-{make_random_id('', 12)}"  # noqa: S108 - in the sandbox
         assert step.files is not None
         if not self._archives.has(step.files):
             raise BuildFailedError(f"The files for COPY {step.args[0]} were not uploaded. Build again.")
@@ -224,7 +224,7 @@ class Executor:
         """Find out why an archive was not accepted: an agent whose disk is full closes the connection without a reason."""
         full = isinstance(error, NoSpaceError)
         if not full:
-            size, probe = self._archives.get_size(step.files or ""), f"/tmp/.probe-{random_id('', 12)}"  # noqa: S108
+            size, probe = self._archives.get_size(step.files or ""), f"/tmp/.probe-{make_random_id('', 12)}"  # noqa: S108
             script = f"head -c {size} /dev/zero > {probe}; code=$?; rm -f {probe}; exit $code"
             full = await sandbox.agent.run(script, user=ROOT, cwd="/") != 0
         if full:

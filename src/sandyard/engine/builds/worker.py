@@ -61,12 +61,12 @@ class BuildWorker:
             with _attribute_errors(FINALIZE):
                 return await self._finish(layer, base)
         finally:
-            self._cache.use(self._used)
+            self._cache.mark_used(self._used)
 
     async def _find_base(self, hold: HoldSnapshots) -> Base:
         recipe = self._recipe
         self._log.add_message(f"[base] FROM {recipe.image or recipe.template}", step=BASE)
-        base = await self._bases.find(recipe, lambda sentence: self._log.add_message(sentence, step=BASE))
+        base = await self._bases.find(recipe, lambda message: self._log.add_message(message, step=BASE))
         hold(base.layer.snapshots)
         return base
 

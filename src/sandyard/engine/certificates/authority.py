@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import enum
 import functools
 import ipaddress
 import os
@@ -36,6 +37,13 @@ BACKDATE = dt.timedelta(days=1)
 """Tolerance for clients whose clock is behind."""
 MAX_CONTEXTS = 512
 """Contexts kept in memory; the least recently used one is dropped first."""
+
+
+class Usage(enum.Enum):
+    """The purpose of a certificate."""
+
+    SERVER = ExtendedKeyUsageOID.SERVER_AUTH
+    CLIENT = ExtendedKeyUsageOID.CLIENT_AUTH
 
 
 class Authority:
@@ -73,7 +81,7 @@ class Authority:
             )
         return cls(folder, key, certificate, clock)
 
-    def server_context(self, names: Sequence[str]) -> ssl.SSLContext:
+    def make_server_context(self, names: Sequence[str]) -> ssl.SSLContext:
         """Return a context for a server with these host names (also `*.…`) and addresses; HTTP/1.1 by ALPN.
 
         The same names get the same context until its certificate is due for renewal. A context that the caller keeps
@@ -90,42 +98,64 @@ class Authority:
             self._issued.move_to_end(names)
             return context
 
+    def has_context(self, names: Sequence[str]) -> bool:
+        """Return whether `make_server_context` has a context for these names and need not issue a certificate."""
+        with self._lock:
+            _, due = self._issued.get(tuple(names), (None, None))
+            return due is not None and due > _now(self._clock)
+
     def _issue(self, names: tuple[str, ...], now: dt.datetime) -> tuple[ssl.SSLContext, dt.datetime]:
         certificate = self.issue_certificate(names, self._leaf_key.public_key(), now)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(["http/1.1"])
-        with _write_memory_file(
-            certificate.public_bytes(serialization.Encoding.PEM) + files.encode_key(self._leaf_key)
-        ) as path:
-            context.load_cert_chain(path)
+        self._load_chain(context, certificate)
         context.sni_callback = functools.partial(self._refresh, names)
         return context, certificate.not_valid_after_utc - RENEW_BEFORE_END
 
     def _refresh(self, names: tuple[str, ...], connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-        context = self.server_context(names)
+        context = self.make_server_context(names)
         if connection.context is not context:
             connection.context = context
 
+    def load_client_certificate(self, context: ssl.SSLContext, name: str) -> dt.datetime:
+        """Let a client's context show a new certificate with this name. Return when the certificate expires. Raises
+        CertificateError for an invalid name."""
+        certificate = self.issue_certificate(
+            (name,), self._leaf_key.public_key(), _now(self._clock), usage=Usage.CLIENT
+        )
+        self._load_chain(context, certificate)
+        return certificate.not_valid_after_utc
+
+    def _load_chain(self, context: ssl.SSLContext, certificate: x509.Certificate) -> None:
+        pem = certificate.public_bytes(serialization.Encoding.PEM) + files.encode_key(self._leaf_key)
+        with _write_memory_file(pem) as path:
+            context.load_cert_chain(path)
+
     def issue_certificate(
-        self, names: tuple[str, ...], key: ec.EllipticCurvePublicKey, now: dt.datetime
+        self,
+        names: tuple[str, ...],
+        key: ec.EllipticCurvePublicKey,
+        now: dt.datetime,
+        *,
+        usage: Usage = Usage.SERVER,
+        lifetime: dt.timedelta = LEAF_LIFETIME,
     ) -> x509.Certificate:
-        """Return a server certificate for these names and this key. Raises CertificateError for invalid names."""
+        """Return a certificate for these names and this key. Raises CertificateError for invalid names."""
         if not names:
             raise CertificateError("A certificate needs at least one name.")
         try:
             alternatives = x509.SubjectAlternativeName([_make_general_name(name) for name in names])
         except ValueError as error:
             raise CertificateError(f"Could not issue a certificate for {', '.join(names)}: {error}.") from error
-        end = min(now + LEAF_LIFETIME, self._root.not_valid_after_utc)
-        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+        end = min(now + lifetime, self._root.not_valid_after_utc)
         return (
             _make_builder(_make_name("Sandyard"), self._root.subject, now - BACKDATE, end)
             .public_key(key)
             .add_extension(alternatives, critical=True)  # critical, because the subject is empty
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_make_key_usage(signs_certificates=False), critical=True)
-            .add_extension(usage, critical=False)
+            .add_extension(x509.ExtendedKeyUsage([usage.value]), critical=False)
             .add_extension(_make_issuer_id(self._root), critical=False)
             .sign(self._key, hashes.SHA256())
         )

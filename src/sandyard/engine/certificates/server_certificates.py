@@ -6,12 +6,11 @@ and without affecting open connections.
 
 from __future__ import annotations
 
-import functools
 import os
 import ssl
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sandyard.engine.certificates.authority import Authority
@@ -34,19 +33,19 @@ _Stamp = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class ServerCertificate:
-    """A TLS context. `authority` is the certificate that clients have to trust, if it is the engine's own."""
+    """A TLS context. `authority` is the certificate that clients have to trust, if it is the engine's own, and `own` issues
+    those for single names then."""
 
     context: ssl.SSLContext
     authority: Path | None
+    own: OwnCertificates | None = None
 
 
 def load_public_certificate(settings: EngineSettings, folder: Path) -> ServerCertificate:
     """Return the certificate that the settings select. Blocks; raises CertificateError."""
     if settings.tls_cert is not None:
         return ServerCertificate(CertificateFiles(settings.tls_cert, settings.tls_key).context, None)
-    domain = strip_port(settings.domain)
-    issuer = load_authority(folder, domain)
-    return ServerCertificate(make_own_context(issuer, domain), issuer.certificate)
+    return _load_own_certificate(settings, folder)
 
 
 def load_sandbox_certificate(
@@ -56,9 +55,14 @@ def load_sandbox_certificate(
     the engine's own if a proxy in front of it terminates TLS. None without a domain. Blocks; raises CertificateError."""
     if settings.domain is None or public is not None:
         return public if settings.domain is not None else None
+    return _load_own_certificate(settings, folder)
+
+
+def _load_own_certificate(settings: EngineSettings, folder: Path) -> ServerCertificate:
     domain = strip_port(settings.domain)
     issuer = load_authority(folder, domain)
-    return ServerCertificate(make_own_context(issuer, domain), issuer.certificate)
+    own = OwnCertificates(issuer, domain)
+    return ServerCertificate(own.context, issuer.certificate, own)
 
 
 def load_authority(folder: Path, domain: str) -> Authority:
@@ -92,39 +96,67 @@ def resolve_public_domain(settings: EngineSettings, port: int, tls_port: int | N
     return name if public_port in (None, HTTPS_PORT) else f"{name}:{public_port}"
 
 
-def make_own_context(issuer: Authority, domain: str) -> ssl.SSLContext:
-    """Return a context with a certificate for the domain, the names below it and this machine.
+@dataclass(slots=True)
+class IssuingLimit:
+    """Limits how many certificates for single names are issued: `burst` at once, then `per_second`."""
+
+    per_second: float
+    burst: float
+    _left: float = field(init=False)
+    _updated_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._left, self._updated_at = self.burst, time.monotonic()
+
+    def take(self) -> bool:
+        """Return whether a certificate may be issued now."""
+        now = time.monotonic()
+        self._left = min(self.burst, self._left + (now - self._updated_at) * self.per_second)
+        self._updated_at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+class OwnCertificates:
+    """The engine's certificate for its domain, the names below it and this machine, in `context`.
 
     Clients reject `*` directly below a name without a dot (`*.localhost`), some even if another name in the certificate
-    matches. A client that asks for such a name gets a certificate for exactly that name.
+    matches. A client that asks for such a name gets a certificate for exactly that name. Strangers can ask for any number of
+    names, so the certificates for names that belong to no sandbox are limited most.
     """
-    domains = _list_domains(domain)
-    names = (*domains, *(f"*.{name}" for name in domains if "." in name), *LOOPBACK)
-    context = _make_context()
-    context.sni_callback = functools.partial(_choose_certificate, issuer, domains, names)
-    issuer.server_context(names)
-    return context
 
+    def __init__(self, issuer: Authority, domain: str) -> None:
+        self._issuer = issuer
+        self._domains = _list_domains(domain)
+        self._names = (*self._domains, *(f"*.{name}" for name in self._domains if "." in name), *LOOPBACK)
+        self._sandboxes_limit = IssuingLimit(per_second=20, burst=500)
+        self._others_limit = IssuingLimit(per_second=0.5, burst=30)
+        self.is_sandbox_name: Callable[[str], bool] = lambda _: False
+        """Returns whether a host name is that of a port of an existing sandbox. Set it once sandboxes are known."""
+        self.context = _make_context()
+        self.context.sni_callback = self._choose_certificate
+        issuer.make_server_context(self._names)
 
-def _choose_certificate(
-    issuer: Authority,
-    domains: Sequence[str],
-    names: Sequence[str],
-    connection: ssl.SSLObject,
-    name: str | None,
-    _: object,
-) -> int | None:
-    requested = (name or "").lower().removesuffix(".")
-    certified = names
-    if any(requested.endswith(f".{domain}") for domain in domains):
-        parent = requested.partition(".")[2]
-        if parent not in domains or "." not in parent:
-            certified = (requested,)
-    try:
-        connection.context = issuer.server_context(certified)
-    except CertificateError:
-        return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
-    return None
+    def _choose_certificate(self, connection: ssl.SSLObject, name: str | None, _: object) -> int | None:
+        requested = (name or "").lower().removesuffix(".")
+        certified = self._names
+        if any(requested.endswith(f".{domain}") for domain in self._domains):
+            parent = requested.partition(".")[2]
+            if (parent not in self._domains or "." not in parent) and self._may_certify(requested):
+                certified = (requested,)
+        try:
+            connection.context = self._issuer.make_server_context(certified)
+        except CertificateError:
+            return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+        return None
+
+    def _may_certify(self, name: str) -> bool:
+        if self._issuer.has_context((name,)):
+            return True
+        limit = self._sandboxes_limit if self.is_sandbox_name(name) else self._others_limit
+        return limit.take()
 
 
 class CertificateFiles:

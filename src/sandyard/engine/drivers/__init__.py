@@ -14,9 +14,9 @@ if TYPE_CHECKING:  # the processes that unpack images import this package, one f
     from sandyard.engine.settings import EngineSettings
 
 DRIVER_NAMES = ("namespace", "fake")
-LAYERS, FETCHED_SNAPSHOTS, FETCHED_TEMPLATES = "layers", "snapshots", "templates"
-"""The folder in the data directory for layers of published snapshots that were fetched. Folders in it: what sandboxes
-have written, and the layers below that."""
+LAYERS, FETCHED_SNAPSHOTS, FETCHED_TEMPLATES, COPIES = "layers", "snapshots", "templates", "hosts"
+"""The folder in the data directory for layers that were fetched. Folders in it: of published snapshots, what sandboxes
+have written, and the layers below that; and copies of other hosts' layers."""
 SPARE_SLOTS = 1024
 """Paused sandboxes do not count as running, but each keeps its slot on the machine."""
 
@@ -47,6 +47,7 @@ def make_layer_locations(settings: EngineSettings, data_dir: Path) -> dict[str, 
         names.TRUST: names.LayerLocation(data_dir / "trust", "rootfs"),
         names.FETCHED_SNAPSHOT: names.LayerLocation(fetched / FETCHED_SNAPSHOTS, "fs"),
         names.FETCHED_TEMPLATE: names.LayerLocation(fetched / FETCHED_TEMPLATES, "fs"),
+        names.REMOTE: names.LayerLocation(fetched / COPIES, "fs"),
     }
 
 

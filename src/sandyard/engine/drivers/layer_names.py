@@ -17,11 +17,14 @@ TEMPLATE, TRUST, IMAGE, SNAPSHOT, SHARED = "tpl", "trust", "img", "snap", "share
 share with their copies."""
 FETCHED_SNAPSHOT, FETCHED_TEMPLATE = "fetched-snap", "fetched-tpl"
 """Kinds of layers that were fetched from a layer store: what sandboxes have written, and what is below that."""
+REMOTE = "remote"
+"""The kind of layers that were copied from another host: `remote:snap/s1` is the copy of `snap:s1`. Only the host that has
+the copy uses this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerLocation:
-    """Where all layers of one kind are: the layer `KIND:a/b` is the directory `path/a/b/leaf`."""
+    """The location of all layers of one kind: the layer `KIND:a/b` is the directory `path/a/b/leaf`."""
 
     path: Path
     leaf: str
@@ -29,6 +32,18 @@ class LayerLocation:
 
 def make_layer_name(kind: str, *parts: str) -> str:
     return f"{kind}:{'/'.join(parts)}"
+
+
+def make_copy_name(layer: str) -> str:
+    """Return the name of the copy of a layer of another host."""
+    kind, _, name = layer.partition(":")
+    return make_layer_name(REMOTE, kind, name)
+
+
+def get_original_name(layer: str) -> str:
+    """Return the name of a layer that may be a copy of another host's."""
+    kind, _, name = layer.partition(":")
+    return ":".join(name.split("/", 1)) if kind == REMOTE else layer
 
 
 def get_layer_kind(layer: str) -> str:

@@ -1,4 +1,4 @@
-"""What is left of this machine's memory and disk."""
+"""The free memory and disk of this machine."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ _WARM_UP_DELAY = 0.02
 
 
 def prepare() -> None:
-    """Do everything that can be done once for all agents, in the process they will be forked from (or in the one that
-    will be an agent). Starts a few short programs; call it while this process has one thread."""
+    """Do everything that can be done once for all agents, in the process from which they are forked (or that becomes the
+    agent). Starts a few short programs; call it while this process has one thread."""
     here = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     loop = Loop()
     try:
@@ -99,8 +99,8 @@ def serve(listen_socket: socket.socket, config: GuestConfig) -> NoReturn:
 
 
 def _start_container_service(sandbox: Sandbox, config: GuestConfig, file_limits: FileLimits) -> None:
-    """Start `config.container_service`. Containers give root's rights, so their owner is the default user only if sudo
-    gives them too. An image without these accounts has no such service."""
+    """Start `config.container_service`. Control of containers is equivalent to root's rights, so the service belongs to the default
+    user only if that user may also use sudo, and otherwise to root. It is not started if the image lacks these accounts."""
     spawner = Spawner(switch_user=sandbox.can_switch_user, file_limits=file_limits)
     accounts = sandbox.accounts
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)

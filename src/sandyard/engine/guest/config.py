@@ -30,8 +30,8 @@ class GuestConfig:
     With `max_processes`, the agent limits the number of processes itself: for a kernel of the sandbox's own (gVisor),
     whose processes the host cannot count.
 
-    With `max_wait_s`, the agent looks for events at least this often. After a checkpoint, gVisor can fail to report an event to
-    a process that was waiting for it in epoll_wait (seen once in about fifty forks on a busy machine).
+    With `max_wait_s`, the agent looks for events at least this often, with a new epoll. On a busy machine, an epoll of gVisor
+    sometimes never reports a descriptor again after a checkpoint.
 
     With `forbid_user_namespaces`, no program can become root of a new user namespace, because gVisor gives it all rights over
     the network of the sandbox.

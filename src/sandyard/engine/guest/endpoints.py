@@ -110,7 +110,7 @@ class AgentEndpoints:
             raise HttpError(400, "a descriptor can only be sent over a unix socket; use /_sandyard/relay")
         with await self._open_port(exchange) as peer:
             exchange.started = True
-            exchange.conn.send_with_fd(exchange.head(200, {"Content-Length": "0"}), peer.fileno())
+            exchange.conn.send_with_fd(exchange.format_head(200, {"Content-Length": "0"}), peer.fileno())
 
     async def relay(self, exchange: Exchange) -> None:
         """Open a TCP connection like `dial`, and relay everything between it and the client after the response: for a

@@ -62,8 +62,9 @@ class Loop:
     before closing it, because its number may be reused."""
 
     def __init__(self, max_wait_s: float | None = None) -> None:
-        """`max_wait_s`: look for events at least this often, for a kernel that can lose their notification (gVisor)."""
+        """`max_wait_s`: look for events with a new epoll at least this often, for a kernel that can lose events (gVisor)."""
         self._max_wait_s = -1.0 if max_wait_s is None else max_wait_s
+        self._renewed_at = time.monotonic()
         # Untyped, because it has only what asyncio uses of a loop, not all that the base class declares.
         self._for_asyncio: Any = self
         self._epoll = select.epoll()
@@ -184,11 +185,7 @@ class Loop:
         elif later:
             until_timer = max(0.0, later[0][0] - time.monotonic())
             wait = until_timer if wait < 0 else min(wait, until_timer)
-        ready = self._epoll.poll(wait, 64)
-        # The kernel reports a descriptor that has no callback.
-        if ready and ready[0][0] not in self._readers and ready[0][0] not in self._writers:
-            self._renew_epoll()
-        for fd, happened in ready:
+        for fd, happened in self._poll(wait):
             # Errors and hang-ups go to the waiting side: its next call returns the error.
             if happened & ~_WRITE:
                 self._call(self._readers.get(fd))
@@ -201,8 +198,18 @@ class Loop:
         for _ in range(len(soon)):
             soon.popleft().run()
 
+    def _poll(self, wait: float) -> list[tuple[int, int]]:
+        """Wait for events and return them. Then replace an epoll that reports a descriptor without a callback, or that is old."""
+        ready = self._epoll.poll(wait, 64)
+        is_old = 0 <= self._max_wait_s <= time.monotonic() - self._renewed_at
+        if is_old or (ready and ready[0][0] not in self._readers and ready[0][0] not in self._writers):
+            self._renew_epoll()
+        return ready
+
     def _renew_epoll(self) -> None:
-        """Register all descriptors in a new epoll. After a restore gVisor reports closed descriptors for ever."""
+        """Register all descriptors in a new epoll, which reports what is ready now. After a restore, an epoll of gVisor can report closed
+        descriptors for ever, and others never again."""
+        self._renewed_at = time.monotonic()
         old, self._epoll = self._epoll, select.epoll()
         for fd in self._readers.keys() | self._writers.keys():
             self._epoll.register(fd, (_READ if fd in self._readers else 0) | (_WRITE if fd in self._writers else 0))

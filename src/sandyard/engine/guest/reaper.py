@@ -1,4 +1,4 @@
-"""The duties of pid 1: wait for every child that ends, whoever started it, and stop only on a signal from outside.
+"""The duties of pid 1: wait for every child that ends, including orphans, and stop only on a signal from outside.
 
 Signals are read from a signalfd instead of being handled, because a record names the sender: a SIGTERM of a process in
 the sandbox is ignored, one of the engine is not (its pid is not visible in this namespace and reads as 0).

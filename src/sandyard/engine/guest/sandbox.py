@@ -43,7 +43,7 @@ class Sandbox:
 
     # users ------------------------------------------------------------------------------------------------------------
 
-    def rpc_user(self, request: Request) -> User:
+    def get_rpc_user(self, request: Request) -> User:
         """Return the user an RPC runs as: from `Authorization: Basic user:`, otherwise the default one."""
         named = parse_basic_user(request)
         try:
@@ -55,9 +55,9 @@ class Sandbox:
     def check_named_user(self, request: Request) -> None:
         """Check that the user in a request exists, even if no user is needed."""
         if "authorization" in request.headers:
-            self.rpc_user(request)
+            self.get_rpc_user(request)
 
-    def file_user(self, name: str | None) -> User:
+    def get_file_user(self, name: str | None) -> User:
         """Return the user of a plain HTTP request for files."""
         name = self.defaults.user if name is None else name
         try:

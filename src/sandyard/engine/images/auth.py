@@ -7,7 +7,7 @@ import base64
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from urllib.parse import urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlencode, urlsplit, urlunsplit
 
 from sandyard.engine.images.http_client import HttpClient
 from sandyard.kit import bounded_json
@@ -53,6 +53,15 @@ def parse_challenges(header: str) -> list[Challenge]:
     return challenges
 
 
+def _parse_realm(url: str) -> SplitResult | None:
+    """Return the address of a token server, None if it is not an address."""
+    try:
+        realm = urlsplit(url)
+    except ValueError:
+        return None
+    return realm if realm.hostname else None
+
+
 class RegistryAuthenticator:
     """Provides the `Authorization` header for one repository's requests. `login` is called once, when the registry
     requires one."""
@@ -86,8 +95,8 @@ class RegistryAuthenticator:
         )
 
     async def _request_token(self, challenge: Challenge, login: Login | None) -> str:
-        realm = urlsplit(challenge.parameters.get("realm", ""))
-        if not realm.netloc:
+        realm = _parse_realm(challenge.parameters.get("realm", ""))
+        if realm is None:
             raise InvalidInputError("The registry requires a token but does not name a server that issues tokens.")
         query = {"scope": challenge.parameters.get("scope") or f"repository:{self._repository}:pull"}
         if "service" in challenge.parameters:

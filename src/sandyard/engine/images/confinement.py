@@ -72,7 +72,7 @@ _TICK_S = 0.5
 
 
 class ConfinementError(Exception):
-    """Why a worker cannot be confined on this machine, as the second half of a sentence."""
+    """The reason why a worker cannot be confined on this machine, as the second half of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)

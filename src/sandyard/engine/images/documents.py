@@ -96,18 +96,25 @@ def choose_manifest(document: Mapping[str, Any], what: str) -> Descriptor:
 
 def select_manifest(document: Mapping[str, Any], name: str | None, what: str) -> Descriptor:
     """Return the entry of a layout's index with that tag, or the only one. NotFoundError lists the existing tags."""
-    entries = [entry for entry in document.get("manifests", ()) if isinstance(entry, dict)]
-    tags = [(entry.get("annotations") or {}).get("org.opencontainers.image.ref.name") for entry in entries]
+    listed = document["manifests"] if is_index(document) else []
+    entries = [entry for entry in listed if isinstance(entry, dict)]
+    tags = [_find_tag(entry) for entry in entries]
     matches = [entry for entry, tag in zip(entries, tags, strict=True) if tag == name] if name else entries
     if len(matches) == 1:
         return _parse_descriptor(matches[0], f"The index of {what}")
-    known = ", ".join(str(tag) for tag in tags if tag)[:300] or "none"
+    known = ", ".join(tag for tag in tags if tag)[:300] or "none"
     problem = (
         f"contains {len(entries)} images; specify one"
         if not name
         else f"has {len(matches) or 'no'} images tagged {name!r}"
     )
     raise NotFoundError(f"{what} {problem}. Tags in it: {known}.")
+
+
+def _find_tag(entry: Mapping[str, Any]) -> str | None:
+    annotations = entry.get("annotations")
+    tag = annotations.get("org.opencontainers.image.ref.name") if isinstance(annotations, dict) else None
+    return tag if isinstance(tag, str) else None
 
 
 def parse_manifest(content: bytes, what: str) -> Manifest:

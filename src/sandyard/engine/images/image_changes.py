@@ -2,12 +2,13 @@
 path in the image.
 
 No distribution is assumed: an image only needs /bin/sh and a directory /etc. Nothing from the image is executed. Its
-files are hostile, so only regular ones are read, and writing replaces whatever had that name.
+files are hostile, so only regular ones are read, and writing replaces any file of that name.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from sandyard.engine.templates.trust import BUNDLE, HOST_BUNDLES, Trust, write_l
 
 USER, UID = "user", 1000
 _UID_LIMIT = 60000
+_ID, _FIELDS = re.compile(r"[0-9]{1,9}"), 7  # of an account in /etc/passwd
 _MAX_FILE_BYTES = 4 << 20
 _BUNDLES = ("/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem", "/etc/ssl/ca-bundle.pem")
 _FOLDERS = (
@@ -121,7 +123,7 @@ def _add_user(*, privileged: bool) -> None:
         accounts.insert(0, ["root", "x", "0", "0", "root", "/root", shell])
     if not any(row[0] == "root" for row in groups):
         groups.insert(0, ["root", "x", "0", ""])
-    account = next((row for row in accounts if row[0] == USER), None)
+    account = next((row for row in accounts if row[0] == USER and len(row) == _FIELDS), None)
     if account is None:
         used_ids = {row[2] for row in (*accounts, *groups) if len(row) > 2}
         uid = next(number for number in range(UID, _UID_LIMIT) if str(number) not in used_ids)
@@ -134,7 +136,7 @@ def _add_user(*, privileged: bool) -> None:
     _write_file(_GROUP, _format_rows(groups), 0o644)
     if os.path.lexists(_SHADOW):
         _add_shadow(account[0])
-    if account[5] == f"/home/{USER}" and account[2].isdigit() and account[3].isdigit():
+    if account[5] == f"/home/{USER}" and _ID.fullmatch(account[2]) and _ID.fullmatch(account[3]):
         _make_home(int(account[2]), int(account[3]), privileged=privileged)
 
 

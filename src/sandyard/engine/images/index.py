@@ -33,7 +33,7 @@ def index_archive(archive: int) -> dict[str, Any]:
 
 
 class _ForwardFile:
-    """A file for `tarfile` that never seeks backwards, whatever a header says."""
+    """A file for `tarfile` that never seeks backwards, even with a hostile header."""
 
     def __init__(self, fd: int) -> None:
         self._fd, self._at, self._empty_reads = fd, 0, 0

@@ -148,24 +148,38 @@ class LayerFolder:
 
     async def collect(self, uses_layer: Callable[[str], bool]) -> int:
         """Remove layers that nothing uses and that were not requested for a while. Return how many were removed."""
-        now, removed = time.time(), 0
-        for folder in (self._adapted, self._layers):
-            for path in [entry for entry in folder.iterdir() if not entry.name.startswith(".")]:
-                async with self._lock_key(
-                    path.name.partition(".")[0] if folder == self._adapted else f"sha256:{path.stem}"
-                ):
-                    with contextlib.suppress(FileNotFoundError):
-                        is_new = now - (path / MANIFEST).stat().st_mtime < self._keep_s
-                        # records of earlier versions contain its path
-                        if is_new or uses_layer(self._name_layer(path)) or uses_layer(str(path / FS)):
-                            continue
-                        trash = folder / f"{PARTIAL}{uuid.uuid4().hex}"
-                        path.rename(trash)
-                        await asyncio.to_thread(remove_tree, trash)
-                        removed += 1
+        removed = 0
+        for path in self.list_layers():
+            folder = path.parent
+            async with self._lock_key(
+                path.name.partition(".")[0] if folder == self._adapted else f"sha256:{path.stem}"
+            ):
+                with contextlib.suppress(FileNotFoundError):
+                    if self.is_needed(path, uses_layer):
+                        continue
+                    trash = folder / f"{PARTIAL}{uuid.uuid4().hex}"
+                    path.rename(trash)
+                    await asyncio.to_thread(remove_tree, trash)
+                    removed += 1
         if removed:
             log.info("image_layers_collected", count=removed)
         return removed
+
+    def list_layers(self) -> list[Path]:
+        """Return the directories of all complete layers."""
+        return [
+            entry
+            for folder in (self._adapted, self._layers)
+            for entry in folder.iterdir()
+            if not entry.name.startswith(".")
+        ]
+
+    def is_needed(self, path: Path, uses_layer: Callable[[str], bool]) -> bool:
+        """Return whether something uses the layer in this directory, or it was requested recently. Raises
+        FileNotFoundError."""
+        is_new = time.time() - (path / MANIFEST).stat().st_mtime < self._keep_s
+        # records of earlier versions contain its path
+        return is_new or uses_layer(self._name_layer(path)) or uses_layer(str(path / FS))
 
     def _name_layer(self, path: Path) -> str:
         """Return the name of the layer in this directory."""

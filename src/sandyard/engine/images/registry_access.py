@@ -1,10 +1,10 @@
 """Restricts which hosts the engine contacts for an image. A client chooses the registry, but the engine connects to it
 from the operator's machine and network.
 
-Public addresses are always allowed. Others (this machine itself, its networks, a cloud's metadata service) are allowed
-only for hosts that the operator listed in `images_registries`; private networks also if sandboxes may reach them anyway
-(`lan`). The connection uses exactly the address that was checked, so that a name cannot resolve differently in between;
-this applies to redirects and token servers too.
+Public addresses are always allowed. Others (this machine itself and its networks, whatever their numbers, a cloud's
+metadata service) are allowed only for hosts that the operator listed in `images_registries`; private networks, but not this
+machine, also if sandboxes may reach them anyway (`lan`). The connection uses exactly the address that was checked, so that
+a name cannot resolve differently in between; this applies to redirects and token servers too.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 import httpcore
 import httpx
 
+from sandyard.kit.destinations import is_own, is_public, list_equivalent_addresses
 from sandyard.kit.dns_lookup import Address, look_up
 from sandyard.kit.errors import ForbiddenError, UnreachableError
 from sandyard.kit.paced_http import PacedBackend, pace_reads
 
 CONNECT_S, READ_S = 15.0, 60.0
-_NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,10 @@ class RegistryPolicy:
         """Return whether this host may be contacted at this address."""
         if _is_listed(self.registries, host, port):
             return True
-        targets = _list_embedded_addresses(address)
-        if all(target.is_global and not target.is_multicast for target in targets):
+        if is_public(address):
             return True
-        is_own = any(
-            target.is_loopback or target.is_link_local or target.is_unspecified or target.is_multicast
-            for target in targets
-        )
-        return self.private and not is_own
+        never = any(target.is_link_local or target.is_multicast for target in list_equivalent_addresses(address))
+        return self.private and not never and not is_own(address)
 
     def check(self, host: str, port: int | None, addresses: Iterable[Address]) -> list[Address]:
         """Return the addresses that may be connected to. Raises ForbiddenError, with a remedy, if there are none."""
@@ -77,16 +73,6 @@ def _is_loopback_name(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
-
-
-def _list_embedded_addresses(address: Address) -> list[Address]:
-    """Return the address and the IPv4 addresses embedded in it, to which a gateway would translate it."""
-    if isinstance(address, ipaddress.IPv4Address):
-        return [address]
-    embedded: list[Address | None] = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
-    if any(address in network for network in _NAT64):
-        embedded.append(ipaddress.IPv4Address(address.packed[-4:]))
-    return [address, *(inner for inner in embedded if inner is not None)]
 
 
 class RegistryTransport(httpx.AsyncBaseTransport):

@@ -118,6 +118,10 @@ class Images:
             workdir=config.workdir,
         )
 
+    @property
+    def layer_folder(self) -> LayerFolder:
+        return self._folder
+
     async def collect(self, uses_layer: Callable[[str], bool]) -> int:
         """Remove unused layers once. Return how many were removed."""
         return await self._folder.collect(uses_layer)

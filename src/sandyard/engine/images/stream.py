@@ -1,7 +1,7 @@
 """A layer as a stream of bytes: cut out of its file, decompressed, and then read from a pipe.
 
 All input is hostile. `tarfile` reads from `Stream`, which only moves forward, returns no more at once than a header can
-need, and stops answering at some point after its end: whatever a header claims, there is no endless loop and no memory
+need, and stops answering at some point after its end: even with a hostile header, there is no endless loop and no memory
 exhaustion.
 """
 
@@ -26,11 +26,11 @@ _UNSUPPORTED = {b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 
 
 class LayerError(Exception):
-    """Why a layer cannot be used, as the second half of a sentence ("The layer … <this>.")."""
+    """The reason why a layer cannot be used, as the second half of a sentence ("The layer … <this>.")."""
 
 
 class NoRoomError(LayerError):
-    """Why a layer cannot be stored: the disk is full."""
+    """A layer cannot be stored: the disk is full."""
 
 
 class _Readable(Protocol):
@@ -121,7 +121,7 @@ class Stream:
         return data
 
     def finish(self) -> None:
-        """Read what follows the end of the tar."""
+        """Read the data after the end of the tar."""
         while os.read(self._pipe, CHUNK):
             pass
 

@@ -223,7 +223,7 @@ class Tree:
         self.tally.implied.add(path)
 
     def _remove_existing(self, parent: int, name: str) -> None:
-        """Remove what an earlier entry of the same name created."""
+        """Remove the file or directory of an earlier entry of the same name."""
         status = _stat_entry(parent, name)
         if status is None:
             return

@@ -1,4 +1,4 @@
-"""The upper layer of a sandbox as a tar, and how it is written into a directory again, exactly as it was.
+"""Extract a tar of the upper layer of a sandbox into a directory, so that the layer is the same as before.
 
 The format is a POSIX (pax) tar, as GNU tar writes it with `--xattrs`: extended attributes are `SCHILY.xattr.<name>`
 records with `%` and `=` in names as `%25` and `%3D`, times have nanoseconds, sparse files have GNU's format 1.0.
@@ -61,8 +61,8 @@ def _decode_xattr_name(record: str) -> str:
 
 
 class UpperTree(Tree):
-    """The directory that receives the upper layer of a sandbox. `mark` is called with the descriptor of each opaque
-    directory, and with that of each renamed one and its former place."""
+    """The directory into which the upper layer of a sandbox is extracted. `mark` is called with the descriptor of each opaque
+    directory, and with the descriptor and former path of each renamed one."""
 
     def add_whiteout_device(self, path: str) -> None:
         parent, name = self._open_parent(path)

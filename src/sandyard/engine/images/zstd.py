@@ -11,7 +11,7 @@ _IN_BYTES = 1 << 12  # decompresses to at most 128 MiB: the smallest block of 4 
 
 
 class ZstdError(Exception):
-    """Why data cannot be decompressed, as the second half of a sentence."""
+    """The reason why data cannot be decompressed, as the second half of a sentence."""
 
 
 class Readable(Protocol):

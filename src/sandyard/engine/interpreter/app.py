@@ -58,7 +58,7 @@ class App:
             case ("GET",):
                 return [context.description for context in self._contexts.list()]
             case ("POST",):
-                body = request.json()
+                body = request.parse_json()
                 return (await self._contexts.create(_get_text(body, "language"), _get_text(body, "cwd"))).description
             case ("DELETE", context_id):
                 self._contexts.remove(context_id)
@@ -69,7 +69,7 @@ class App:
         return None
 
     def _execute(self, request: Request) -> JsonLines:
-        body = request.json()
+        body = request.parse_json()
         code, context_id, language = _get_text(body, "code"), _get_text(body, "context_id"), _get_text(body, "language")
         if code is None:
             raise BadRequestError("code is missing.")

@@ -55,7 +55,7 @@ class Context:
             await self._ensure_kernel()
 
     async def restart(self) -> None:
-        """Start a new kernel; whatever runs in the old one ends with an error. Raises KernelError."""
+        """Start a new kernel. An execution in the old one ends with an error. Raises KernelError."""
         self.end("The context was restarted")
         await self.start_kernel()
 

@@ -35,7 +35,7 @@ class Request:
     path: str
     body: bytes
 
-    def json(self) -> dict[str, Any]:
+    def parse_json(self) -> dict[str, Any]:
         """Return the body as an object; an empty body is an empty object. Raises BadRequestError."""
         try:
             value = json.loads(self.body or b"{}")

@@ -62,7 +62,7 @@ def parse_message(frames: list[bytes]) -> Message:
         header, parent = json.loads(frames[start]), json.loads(frames[start + 1])
         content = json.loads(frames[start + 3])
         return Message(str(header["msg_type"]), str((parent or {}).get("msg_id", "")), content)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise BadMessageError(f"the kernel sent an invalid message: {error}") from error
 
 

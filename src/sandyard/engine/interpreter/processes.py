@@ -91,7 +91,8 @@ async def spawn(argv: Sequence[str], cwd: str, env: Mapping[str, str]) -> int:
 
 
 class ForkServer:
-    """Started on first use, and again if it was killed."""
+    """A process with the libraries of kernels loaded, from which new kernels are forked. Started on first use, and again
+    if it was killed."""
 
     def __init__(self, folder: Path) -> None:
         self._command = [sys.executable, "-P", str(folder / FORK_SERVER)]

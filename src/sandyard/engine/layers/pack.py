@@ -62,14 +62,14 @@ class PackRequest:
 
 @dataclass
 class Tally:
-    """What was packed. `bytes` are those of the tar."""
+    """The result of packing a layer. `bytes` is the size of the tar archive."""
 
     entries: int = 0
     bytes: int = 0
     sockets: int = 0
 
 
-class Output:
+class LayerWriter:
     """Compresses and hashes what is written. `diff_id` is the digest of the tar, `digest` that of the file."""
 
     def __init__(self, target: int, request: PackRequest, tally: Tally) -> None:
@@ -120,7 +120,7 @@ class Output:
 class Packer:
     """Writes the entries of a tree. `folder`: the path of the open directory, with a slash at its end."""
 
-    output: Output
+    writer: LayerWriter
     request: PackRequest
     links: dict[tuple[int, int], str] = field(default_factory=dict)  # files with several names, by inode
 
@@ -158,7 +158,7 @@ class Packer:
     def _add_file(self, parent: int, name: str, path: str, status: os.stat_result) -> None:
         mode, inode = status.st_mode, (status.st_dev, status.st_ino)
         if stat.S_ISSOCK(mode):
-            self.output.tally.sockets += 1
+            self.writer.tally.sockets += 1
             return
         if (stat.S_ISCHR(mode) and status.st_rdev != 0) or stat.S_ISBLK(mode):
             raise LayerError(f"has a device node: {path[:200]!r}")
@@ -209,10 +209,10 @@ class Packer:
             sparse = {"major": "1", "minor": "0", "name": path, "realsize": str(size)}
             info.pax_headers = {**info.pax_headers, **{f"GNU.sparse.{key}": value for key, value in sparse.items()}}
             self._write_header(info)
-            self.output.write(places)
+            self.writer.write(places)
             for offset, length in extents:
                 self._copy(fd, offset, length)
-        self.output.write_padding(info.size)
+        self.writer.write_padding(info.size)
 
     def _copy(self, fd: int, offset: int, size: int) -> None:
         end = offset + size
@@ -220,15 +220,15 @@ class Packer:
             data = os.pread(fd, min(end - offset, CHUNK), offset)
             if not data:
                 raise LayerError("was changed while it was being packed")
-            self.output.write(data)
+            self.writer.write(data)
             offset += len(data)
 
     def _write_header(self, info: tarfile.TarInfo) -> None:
-        self.output.tally.entries += 1
-        if self.output.tally.entries > self.request.max_entries:
+        self.writer.tally.entries += 1
+        if self.writer.tally.entries > self.request.max_entries:
             limit = self.request.max_entries
             raise LayerError(f"has more files than the {limit} that a layer may have (setting layer_max_files)")
-        self.output.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+        self.writer.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
 
     def _read_xattrs(self, where: str, path: str) -> Iterator[tuple[str, str]]:
         """Yield the records of all extended attributes to keep, sorted."""
@@ -289,10 +289,10 @@ def _list_extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
 def pack(request: PackRequest, target: int) -> dict[str, Any]:
     """Pack the layer into the open file. Blocks; raises LayerError. For a separate process: descriptors are left open on
     failure."""
-    output = Output(target, request, Tally())
+    writer = LayerWriter(target, request, Tally())
     try:
-        Packer(output, request).pack(os.open(request.path, FOLDER_FLAGS))
-        output.finish()
+        Packer(writer, request).pack(os.open(request.path, FOLDER_FLAGS))
+        writer.finish()
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoRoomError("does not fit on the disk") from None
@@ -300,11 +300,11 @@ def pack(request: PackRequest, target: int) -> dict[str, Any]:
         raise LayerError(f"could not be read: {error.strerror}{where}") from None
     except MemoryError:
         raise LayerError("needs more memory to be packed than this process may use") from None
-    tally = output.tally
+    tally = writer.tally
     return {
-        "digest": output.digest,
-        "diff_id": output.diff_id,
-        "size": output.size,
+        "digest": writer.digest,
+        "diff_id": writer.diff_id,
+        "size": writer.size,
         "bytes": tally.bytes,
         "entries": tally.entries,
         "sockets": tally.sockets,

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sandyard.engine.contract import Layers
 from sandyard.engine.images import child
 from sandyard.engine.layers.manifest import Kind, ManifestLayer, PackedLayer, make_manifest
 from sandyard.engine.layers.pack import PackRequest
@@ -27,6 +28,8 @@ from sandyard.kit.errors import UnreachableError
 from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
+
+FetchLayers = Callable[[Layers], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +68,13 @@ class Publisher:
         get_kind: Callable[[str], Kind],
         find_path: Callable[[str], Path],
         rootless: bool,
+        fetch_layers: FetchLayers | None = None,
     ) -> None:
         self._store, self._database, self._snapshots = store, database, snapshots
         self._layers, self._publications = layers, publications
         self._spool, self._limits, self._refresh_after_s = spool, limits, refresh_after_s
         self._get_kind, self._find_path, self._rootless = get_kind, find_path, rootless
+        self._fetch_layers = fetch_layers
         self._spooled: _Spooled | None = None
         self.published_bytes = 0  # blobs that this engine has stored since its start
 
@@ -80,6 +85,8 @@ class Publisher:
             # from now on its manifest may be there, and must be removed when the snapshot is deleted
             self._publications.set(identity, snapshot.id, State.PUBLISHING, time.time())
             await self._database.flush()
+            if self._fetch_layers is not None:
+                await self._fetch_layers(snapshot.layers)
             layers = [await self._publish_layer(layer) for layer in reversed(snapshot.layers)]
             layers.reverse()
             manifest = make_manifest(snapshot, layers)

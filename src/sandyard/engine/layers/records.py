@@ -1,4 +1,4 @@
-"""What an engine knows about published layers and snapshots, in its database."""
+"""The engine's records of published layers and snapshots, in its database."""
 
 from __future__ import annotations
 

@@ -8,29 +8,43 @@ import functools
 import os
 import re
 import threading
+import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from sandyard.engine.layers.store import (
-    MAX_DOCUMENT_BYTES,
     S3_PREFIX,
     AccessDeniedError,
     S3Options,
     StoredObject,
     StoreFullError,
+    check_count,
+    check_document,
     check_size,
+    get_max_bytes,
+    is_key,
 )
+from sandyard.engine.layers.threads import CALL_SECONDS, SLOWEST_BYTES_PER_SECOND, StoreThreads
 from sandyard.kit.errors import InvalidInputError, NotFoundError, SandyardError, UnreachableError, UnsupportedError
 from sandyard.kit.tasks import run_uninterrupted
 
 try:
     import boto3
     from boto3.exceptions import Boto3Error
+    from boto3.s3.transfer import TransferConfig
+    from botocore.awsrequest import AWSResponse
     from botocore.config import Config
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+    from botocore.exceptions import (
+        BotoCoreError,
+        ClientError,
+        HTTPClientError,
+        NoCredentialsError,
+        PartialCredentialsError,
+    )
 except ImportError as error:  # pragma: no cover - the development environment has it
     raise UnsupportedError(
         "A layer store in S3 needs the package boto3, which is not installed. Run `pip install 'sandyard[s3]'` in the "
@@ -45,6 +59,9 @@ _LOCATION = re.compile(
 _PART_BYTES = 32 << 20
 _MAX_PARTS = 10_000
 _CHUNK = 1 << 20
+_MAX_RESPONSE_BYTES = 8 << 20  # of everything that is not the content of an object, such as a page of a list
+_LARGEST_COPY = 64 << 30
+_LIST_SECONDS = 900.0
 _CONNECT_TIMEOUT_S, _READ_TIMEOUT_S = 5, 30
 _MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 _DENIED = frozenset(
@@ -60,7 +77,8 @@ class S3Store:
     def __init__(self, bucket: str, prefix: str, options: S3Options) -> None:
         self.location = f"{S3_PREFIX}{bucket}/{prefix}".rstrip("/")
         self._bucket, self._prefix, self._options = bucket, prefix, options
-        self._made: Any = None
+        self._client: Any = None
+        self._threads = StoreThreads(self.location)
 
     @classmethod
     def from_location(cls, location: str, options: S3Options) -> S3Store:
@@ -83,10 +101,10 @@ class S3Store:
             await self.put_document(key, await asyncio.to_thread(source.read_bytes))
 
     async def put_document(self, key: str, content: bytes) -> None:
-        await self._run(lambda client: client.put_object(**self._name(key), Body=content))
+        await self._run(lambda client: client.put_object(**self._locate(key), Body=content), size=len(content))
 
     async def _put_parts(self, key: str, source: Path, size: int) -> None:
-        name = self._name(key)
+        name = self._locate(key)
         part_bytes = max(_PART_BYTES, -(-size // _MAX_PARTS))
         upload = (await self._run(lambda client: client.create_multipart_upload(**name)))["UploadId"]
         parts: list[dict[str, Any]] = []
@@ -98,7 +116,7 @@ class S3Store:
                         content = os.pread(file.fileno(), part_bytes, offset)
                     return client.upload_part(**name, UploadId=upload, PartNumber=number, Body=content)
 
-                parts.append({"PartNumber": number, "ETag": (await self._run(send))["ETag"]})
+                parts.append({"PartNumber": number, "ETag": (await self._run(send, size=part_bytes))["ETag"]})
             done = {"Parts": parts}
             await self._run(
                 lambda client: client.complete_multipart_upload(**name, UploadId=upload, MultipartUpload=done)
@@ -110,9 +128,9 @@ class S3Store:
 
     async def get_document(self, key: str) -> bytes:
         def read(client: Any) -> bytes:
-            body = client.get_object(**self._name(key))["Body"]
+            body = client.get_object(**self._locate(key))["Body"]
             with contextlib.closing(body):
-                return bytes(body.read(MAX_DOCUMENT_BYTES))
+                return check_document(key, bytes(body.read(get_max_bytes(key) + 1)))
 
         return await self._run(read)
 
@@ -122,54 +140,71 @@ class S3Store:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         path.unlink()
         try:
-            found = await self._run(lambda client: client.get_object(**self._name(key)))
-            with contextlib.closing(body := found["Body"]):
-                check_size(key, int(found["ContentLength"]), size)  # the body has no more than that
-                while data := await self._run(lambda _: body.read(_CHUNK)):
-                    await run_uninterrupted(asyncio.to_thread(_write, fd, data))
+            found = await self._run(lambda client: client.get_object(**self._locate(key)))
+            body, received = found["Body"], 0
+            try:
+                check_size(key, _get_size(found), size)
+                async with self._limit_time(size):
+                    while data := await self._run(lambda _: body.read(_CHUNK)):
+                        received += len(data)
+                        check_size(key, max(received, size), size)  # not only the announced size
+                        await run_uninterrupted(asyncio.to_thread(_write, fd, data))
+            finally:  # in a thread, because it waits for a read that is left behind
+                threading.Thread(target=body.close, name="layer-store", daemon=True).start()
+            check_size(key, received, size)
             yield fd
         finally:
             os.close(fd)
 
     async def find(self, key: str) -> StoredObject | None:
         try:
-            head = await self._run(lambda client: client.head_object(**self._name(key)))
+            head = await self._run(lambda client: client.head_object(**self._locate(key)))
         except NotFoundError:
             return None
-        return StoredObject(key, int(head["ContentLength"]), head["LastModified"].timestamp())
+        return _make_object(key, head, _get_size(head))
 
     async def refresh(self, key: str) -> None:
         """Copy the object onto itself, which S3 allows only if something changes: its metadata."""
-        name = self._name(key)
+        name = self._locate(key)
         changed = {"MetadataDirective": "REPLACE", "Metadata": {"refreshed": uuid.uuid4().hex}}
-        await self._run(lambda client: client.copy(name, self._bucket, name["Key"], ExtraArgs=changed))
+        serial = TransferConfig(use_threads=False)  # threads of its own would keep the engine from ending
+        await self._run(
+            lambda client: client.copy(name, self._bucket, name["Key"], ExtraArgs=changed, Config=serial),
+            size=_LARGEST_COPY,
+        )
 
     async def list(self, prefix: str) -> AsyncIterator[StoredObject]:
         token: dict[str, str] = {}
+        count, deadline = 0, time.monotonic() + _LIST_SECONDS
         while True:
             arguments = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, **token}
             page = await self._run(functools.partial(_list_page, arguments=arguments))
             for entry in page.get("Contents", ()):
-                key = str(entry["Key"]).removeprefix(self._prefix)
-                yield StoredObject(key, int(entry["Size"]), entry["LastModified"].timestamp())
+                check_count(self.location, count := count + 1)
+                key = str(entry.get("Key")).removeprefix(self._prefix)
+                if key.startswith(prefix) and is_key(key):
+                    yield _make_object(key, entry, entry.get("Size"))
             if not page.get("IsTruncated"):
                 return
-            token = {"ContinuationToken": page["NextContinuationToken"]}
+            following = {"ContinuationToken": str(page.get("NextContinuationToken"))}
+            if following == token or time.monotonic() > deadline:
+                raise UnreachableError(f"The layer store {self.location} does not end its list of objects.")
+            token = following
 
     async def delete(self, key: str) -> None:
-        await self._run(lambda client: client.delete_object(**self._name(key)))
+        await self._run(lambda client: client.delete_object(**self._locate(key)))
 
     async def close(self) -> None:
-        if self._made is not None:
-            await asyncio.to_thread(self._made.close)
+        if self._client is not None:
+            await asyncio.to_thread(self._client.close)
 
-    def _name(self, key: str) -> dict[str, str]:
+    def _locate(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": self._prefix + key}
 
     def _get_client(self) -> Any:
-        if self._made is None:
+        if self._client is None:
             options = self._options
-            self._made = boto3.session.Session().client(
+            client = boto3.session.Session().client(
                 "s3",
                 endpoint_url=options.endpoint,
                 region_name=options.region,
@@ -180,27 +215,45 @@ class S3Store:
                     read_timeout=_READ_TIMEOUT_S,
                     retries={"mode": "standard", "max_attempts": 2},
                     s3={"addressing_style": "path" if options.endpoint else "auto"},
-                    # digests are checked anyway, and older servers of other makers reject these
+                    # digests are checked anyway, and some servers other than Amazon's reject these
                     request_checksum_calculation="when_required",
                     response_checksum_validation="when_required",
                 ),
             )
-        return self._made
+            endpoint = client._endpoint
+            endpoint.http_session = _BoundedSession(endpoint.http_session)
+            self._client = client
+        return self._client
 
-    async def _run(self, work: Callable[[Any], T]) -> T:
+    @asynccontextmanager
+    async def _limit_time(self, size: int) -> AsyncIterator[None]:
+        """Limit how long a file may take to arrive."""
+        try:
+            async with asyncio.timeout(CALL_SECONDS + size / SLOWEST_BYTES_PER_SECOND):
+                yield
+        except TimeoutError:
+            raise UnreachableError(f"The layer store {self.location} is too slow: a file did not arrive.") from None
+
+    async def _run(self, work: Callable[[Any], T], *, size: int = 0) -> T:
         def call() -> T:
             return work(self._get_client())
 
         try:
-            return await _run_in_thread(call)
+            return await self._threads.run(call, size=size)
+        except SandyardError:
+            raise
         except (ClientError, BotoCoreError, Boto3Error, OSError) as error:
             raise self._translate(error) from error
+        except Exception as error:  # libraries raise many types for invalid responses
+            raise UnreachableError(
+                f"The layer store {self.location} sent an invalid response ({type(error).__name__})."
+            ) from error
 
     def _translate(self, error: Exception) -> SandyardError:
         if isinstance(error, (NoCredentialsError, PartialCredentialsError)):
             return AccessDeniedError(
                 f"There are no credentials for the layer store {self.location}. Set SANDYARD_LAYER_STORE_ACCESS_KEY and "
-                "SANDYARD_LAYER_STORE_SECRET_KEY, or what boto3 reads (AWS_ACCESS_KEY_ID, a profile, a role)."
+                "SANDYARD_LAYER_STORE_SECRET_KEY, or another source of boto3 (AWS_ACCESS_KEY_ID, a profile, a role)."
             )
         if not isinstance(error, ClientError):
             return UnreachableError(f"The layer store {self.location} does not answer: {error}.")
@@ -217,35 +270,54 @@ class S3Store:
         elif code in _FULL or status == 507:
             translated = StoreFullError(f"{store} is full ({code}). Free some space in it.")
         else:
-            translated = UnreachableError(f"{store} failed ({code or status}). It is tried again.")
+            translated = UnreachableError(f"{store} failed ({code or status}). Retrying.")
         return translated
 
 
-async def _run_in_thread(work: Callable[[], T]) -> T:
-    """Run in a thread of its own. If cancelled, the thread is left behind: a server that does not answer must not keep the
-    engine from stopping."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
+class _BoundedSession:
+    """botocore's HTTP session, without responses that fill the memory. Only the content of objects is not read here."""
 
-    def deliver(result: T | None, error: Exception | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(cast("T", result))
+    def __init__(self, session: Any) -> None:
+        self._session = session
 
-    def run() -> None:
-        result, failure = None, None
-        try:
-            result = work()
-        except Exception as error:  # raised in the loop's thread
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop was closed
-            loop.call_soon_threadsafe(deliver, result, failure)
+    def send(self, request: Any) -> Any:
+        is_content, request.stream_output = request.stream_output, True
+        response = self._session.send(request)
+        if is_content and response.status_code < 300:
+            return response
+        deadline = time.monotonic() + CALL_SECONDS
+        content = bytearray()
+        with contextlib.closing(response.raw):
+            while data := response.raw.read1(_CHUNK):
+                content += data
+                if len(content) > _MAX_RESPONSE_BYTES or time.monotonic() > deadline:
+                    raise HTTPClientError(error="the response is too long")
+        return AWSResponse(response.url, response.status_code, response.headers, _Content(bytes(content)))
 
-    threading.Thread(target=run, name="layer-store", daemon=True).start()
-    return await done
+    def close(self) -> None:
+        self._session.close()
+
+
+class _Content:
+    """A response that has been read, in the form that botocore expects."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def stream(self) -> Iterator[bytes]:
+        yield self._content
+
+
+def _get_size(response: Mapping[str, Any]) -> int:
+    """Return the announced size of an object; -1 if there is none."""
+    return int(response.get("ContentLength", -1))
+
+
+def _make_object(key: str, response: Mapping[str, Any], size: object) -> StoredObject:
+    modified = response.get("LastModified")
+    if not isinstance(modified, datetime) or not isinstance(size, int):
+        raise UnreachableError("The layer store sent an invalid response: an object without a size or date.")
+    return StoredObject(key, size, modified.timestamp())
 
 
 def _list_page(client: Any, arguments: Mapping[str, str]) -> Any:

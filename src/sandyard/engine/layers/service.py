@@ -18,7 +18,7 @@ from sandyard.engine.drivers import FETCHED_SNAPSHOTS, FETCHED_TEMPLATES
 from sandyard.engine.drivers.layer_names import FETCHED_SNAPSHOT, FETCHED_TEMPLATE, SHARED, SNAPSHOT, get_layer_kind
 from sandyard.engine.images.layers import LayerFolder
 from sandyard.engine.layers.manifest import Kind, Manifest, ManifestLayer
-from sandyard.engine.layers.publisher import PackLimits, Publisher
+from sandyard.engine.layers.publisher import FetchLayers, PackLimits, Publisher
 from sandyard.engine.layers.puller import Puller, Unreadable
 from sandyard.engine.layers.records import LayerRecords, Publication, PublicationRecords, State
 from sandyard.engine.layers.store import (
@@ -50,7 +50,7 @@ _MIN_GRACE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a snapshot could not be published. `retry_at` by the monotonic clock."""
+    """The reason why a snapshot could not be published. `retry_at` is a time of the monotonic clock."""
 
     reason: str
     count: int
@@ -100,6 +100,8 @@ class LayerService:
         self._failures: dict[str, Failure] = {}
         self._failure_count = 0
         self._tasks: list[asyncio.Task[None]] = []
+        self.fetch_layers: FetchLayers | None = None
+        """Makes sure that the driver finds layers that are on another host. Set it before `open`."""
         self._snapshots: Snapshots
         self._layers: LayerRecords
         self._publisher: Publisher
@@ -112,10 +114,15 @@ class LayerService:
             folder.prepare()
 
     def open(
-        self, snapshots: Snapshots, uses_layer: Callable[[str], bool], find_layers: Callable[[Layers], Layers]
+        self,
+        snapshots: Snapshots,
+        uses_layer: Callable[[str], bool],
+        find_layers: Callable[[Layers], Layers],
+        is_template: Callable[[str], bool],
     ) -> None:
         """Start publishing. `uses_layer` returns whether a sandbox, snapshot or template needs a layer, `find_layers` is
-        that of the driver."""
+        that of the driver. `is_template` returns whether this engine has a template with a name: a fetched snapshot does not
+        get that name."""
 
         def find_path(layer: str) -> Path:
             return Path(find_layers((layer,))[0])
@@ -136,6 +143,7 @@ class LayerService:
             get_kind=self.get_kind,
             find_path=find_path,
             rootless=self._rootless,
+            fetch_layers=self.fetch_layers,
         )
         self._puller = Puller(
             store=self._store,
@@ -146,6 +154,8 @@ class LayerService:
             folders=self._folders,
             limits=limits,
             find_path=find_path,
+            max_limits=settings.default_limits,
+            is_template=is_template,
         )
         self._identity = self._database.get_meta(self._identity_key)
         snapshots.on_change = self._wake.set
@@ -169,7 +179,7 @@ class LayerService:
         return f"layer_store:{self._store.location}"
 
     def get_kind(self, layer: str) -> Kind:
-        """Return what a layer is part of."""
+        """Return whether a layer is part of a snapshot or of a template."""
         if layer.startswith("/"):  # of a record of an earlier version
             is_snapshot = Path(layer).is_relative_to(self._data.store.absolute())
         else:
@@ -183,11 +193,6 @@ class LayerService:
         publication = self._publications.get(self._identity, snapshot_id)
         return publication is not None and publication.state.is_durable
 
-    def get_failure(self, snapshot_id: str) -> str | None:
-        """Return why the last attempt to publish the snapshot failed, or None."""
-        failure = self._failures.get(snapshot_id)
-        return None if failure is None else failure.reason
-
     @property
     def status(self) -> Status:
         pending = self._list_pending()
@@ -195,15 +200,18 @@ class LayerService:
             location=self._store.location,
             problem=self._problem,
             pending=len(pending),
-            failures={one.id: self._failures[one.id].reason for one in pending if one.id in self._failures},
-            published=sum(self.is_durable(one.id) for one in self._snapshots.list_all()),
+            failures={
+                snapshot.id: self._failures[snapshot.id].reason for snapshot in pending if snapshot.id in self._failures
+            },
+            published=sum(self.is_durable(snapshot.id) for snapshot in self._snapshots.list_all()),
             published_bytes=self._publisher.published_bytes,
             failure_count=self._failure_count,
             sweep_problem=self._sweep_problem,
         )
 
     def find_problem(self) -> str | None:
-        """Return what an operator should know: the store is away, or snapshots cannot be published. None: all is well."""
+        """Return a problem that operators should know: the store is unreachable, or snapshots cannot be published. None if there
+        is no problem."""
         status = self.status
         if status.problem is not None:
             return f"{status.problem} Snapshots waiting to be published: {status.pending}."
@@ -213,7 +221,7 @@ class LayerService:
         return status.sweep_problem
 
     async def list_published(self) -> Sequence[Manifest | Unreadable]:
-        """Return what is in the store, oldest first."""
+        """Return the snapshots in the store, oldest first."""
         await self._connect()
         return await self._puller.list_manifests()
 
@@ -235,7 +243,7 @@ class LayerService:
     # Publishing -------------------------------------------------------------------------------------------------------
 
     def _list_pending(self) -> list[Snapshot]:
-        return [one for one in self._snapshots.list_all() if not self._is_done(one.id)]
+        return [snapshot for snapshot in self._snapshots.list_all() if not self._is_done(snapshot.id)]
 
     def _is_done(self, snapshot_id: str) -> bool:
         publication = self._publications.get(self._identity, snapshot_id)
@@ -258,7 +266,10 @@ class LayerService:
                 if self._problem is not None:
                     log.info("layer_store_back", location=self._store.location)
                 self._problem, connect_failures = None, 0
-                delay = min(delay, await self._work(identity))
+                try:
+                    delay = min(delay, await self._work(identity))
+                except Exception as error:
+                    log.error("layers_not_published", exc=error)  # noqa: TRY400 - `exc` is our own keyword
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     if connect_failures:
@@ -287,7 +298,7 @@ class LayerService:
                     return delay
             else:
                 self._failures.pop(snapshot.id, None)
-        for snapshot_id in self._failures.keys() - {one.id for one in self._list_pending()}:
+        for snapshot_id in self._failures.keys() - {snapshot.id for snapshot in self._list_pending()}:
             del self._failures[snapshot_id]
         return 0 if self._list_deleted(identity) else due
 
@@ -347,6 +358,9 @@ class LayerService:
                 log.warning("layer_store_not_swept", reason=error.message)
             except OSError as error:
                 log.warning("layers_not_collected", reason=str(error))
+            except Exception as error:
+                self._sweep_problem = "The layer store is not swept: internal error, see the engine's log."
+                log.error("layer_store_sweep_crashed", exc=error)  # noqa: TRY400 - `exc` is our own keyword
             else:
                 self._sweep_problem = None
 
@@ -356,10 +370,19 @@ class LayerService:
         identity = await self._connect()
         async with self._exclusive:
             removed = await self._sweep_blobs(identity)
-        for folder in self._folders.values():
-            await folder.collect(self._uses_layer)
+        await self.collect()
         self._layers.forget_missing()
         return removed
+
+    async def collect(self) -> None:
+        """Remove fetched layers that nothing here uses."""
+        for folder in self._folders.values():
+            await folder.collect(self._uses_layer)
+
+    @property
+    def layer_folders(self) -> Sequence[LayerFolder]:
+        """The folders of fetched layers."""
+        return tuple(self._folders.values())
 
     async def _sweep_blobs(self, identity: str) -> int:
         blobs = {stored.key: stored async for stored in self._store.list(BLOBS)}
@@ -367,10 +390,15 @@ class LayerService:
         old = [stored for stored in blobs.values() if stored.modified < oldest]
         manifests = await self._puller.list_manifests()  # after the blobs
         for manifest in manifests:
-            if isinstance(manifest, Unreadable):  # nobody knows which blobs it needs
+            if isinstance(manifest, Unreadable):  # its blobs are unknown
                 raise SandyardError(f"It is not known which blobs are needed. {manifest.reason}")
         readable = [manifest for manifest in manifests if isinstance(manifest, Manifest)]
-        complete = {one.id for one in readable if all([await self._has_blob(layer, blobs) for layer in one.layers])}
+        own = self._publications.list(identity)  # only our own, because there may be many others
+        complete = {
+            manifest.id
+            for manifest in readable
+            if manifest.id in own and all([await self._has_blob(layer, blobs) for layer in manifest.layers])
+        }
         self._publish_incomplete(identity, complete)
         self._update_pulled(identity, {manifest.id for manifest in readable})
         needed = {layer.key for manifest in readable for layer in manifest.layers}
@@ -453,7 +481,7 @@ async def check_store(store: LayerStore) -> None:
 def _parse_identity(raw: bytes) -> str | None:
     try:
         identity: Any = json.loads(raw)["id"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return None
     return identity if isinstance(identity, str) and 0 < len(identity) <= 64 else None
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import io
 import os
 import re
+import stat
 import threading
 import time
 import uuid
@@ -20,17 +22,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar
 
+from sandyard.engine.layers.threads import StoreThreads
 from sandyard.kit.errors import InvalidInputError, NoSpaceError, NotFoundError, SandyardError, UnreachableError
-from sandyard.kit.tasks import run_uninterrupted
+from sandyard.kit.openat2 import open_without_links
 
 T = TypeVar("T")
 
 BLOBS, SNAPSHOTS, IDENTITY = "blobs/", "snapshots/", "store.json"
-MAX_DOCUMENT_BYTES = 4 << 20
+MAX_DOCUMENT_BYTES, MAX_IDENTITY_BYTES = 4 << 20, 4096
+MAX_OBJECTS = 1_000_000
+"""Maximum number of objects to list. Others may write to a store, and the list is kept in memory."""
 S3_PREFIX = "s3://"
 _CHUNK = 1 << 20
 _PARTIAL = ".partial-"
 _PARTIAL_AGE_S = 24 * 3600
+_CANCEL_SECONDS = 10.0  # how long a cancelled call waits until its partial file is removed
 _KEY_PATTERN = re.compile(r"store\.json|blobs/[0-9a-f]{64}|snapshots/[A-Za-z0-9][A-Za-z0-9_-]{0,63}\.json")
 
 
@@ -54,13 +60,13 @@ class StoredObject:
 
 
 class LayerStore(Protocol):
-    """Raises NotFoundError (no such object), UnreachableError (the store is away), StoreFullError, AccessDeniedError, or
+    """Raises NotFoundError (no such object), UnreachableError (the store is unreachable), StoreFullError, AccessDeniedError, or
     SandyardError. Cancellable: what was cancelled leaves no partial object."""
 
     location: str  # for people, without credentials
 
     async def put_file(self, key: str, source: Path) -> None:
-        """Store a file, unless there is such an object. It is complete or does not exist, whatever crashes."""
+        """Store a file, unless there is such an object. After a crash it is complete or does not exist."""
         ...
 
     async def put_document(self, key: str, content: bytes) -> None:
@@ -91,7 +97,7 @@ class LayerStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class S3Options:
-    """What the location does not say. None: from boto3's own configuration, such as AWS_… variables."""
+    """Options that are not part of the location. None: from boto3's own configuration, such as AWS_… variables."""
 
     endpoint: str | None = None
     region: str | None = None
@@ -107,72 +113,107 @@ def check_size(key: str, actual: int, expected: int) -> None:
         )
 
 
+def get_max_bytes(key: str) -> int:
+    """Return how many bytes a document may have."""
+    return MAX_IDENTITY_BYTES if key == IDENTITY else MAX_DOCUMENT_BYTES
+
+
+def check_document(key: str, content: bytes) -> bytes:
+    """Return the content. Raises InvalidInputError if it is too large."""
+    if len(content) > get_max_bytes(key):
+        raise InvalidInputError(f"The object {key} in the layer store is damaged: it is larger than any engine stores.")
+    return content
+
+
+def is_key(key: str) -> bool:
+    """Return whether an engine may have stored an object with this key."""
+    return _KEY_PATTERN.fullmatch(key) is not None
+
+
+def check_count(location: str, count: int) -> None:
+    """Raise InvalidInputError if a list is too long."""
+    if count >= MAX_OBJECTS:
+        raise InvalidInputError(
+            f"The layer store {location} has more than {MAX_OBJECTS:,} objects, which is too many to list."
+        )
+
+
 class DirectoryStore:
-    """A directory, which may be a mounted network file system. It must exist."""
+    """A directory, which may be a mounted network file system. It must exist. Others may write to it, so no link in it is followed, and
+    nothing but regular files is opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.location = str(path)
+        self._threads = StoreThreads(self.location)
 
     async def put_file(self, key: str, source: Path) -> None:
-        await self._put(key, source)
+        await self._put(key, source, (await asyncio.to_thread(source.stat)).st_size)
 
     async def put_document(self, key: str, content: bytes) -> None:
-        await self._put(key, content)
+        await self._put(key, content, len(content))
 
-    async def _put(self, key: str, source: Path | bytes) -> None:
+    async def _put(self, key: str, source: Path | bytes, size: int) -> None:
         cancelled = threading.Event()
-        work = asyncio.ensure_future(self._run(lambda: self._write(key, source, cancelled)))
+        work = asyncio.ensure_future(self._run(lambda: self._write(key, source, cancelled), size=size))
         try:
             await asyncio.shield(work)
         except asyncio.CancelledError:
             cancelled.set()
-            with contextlib.suppress(SandyardError):
-                await work
+            await asyncio.wait((work,), timeout=_CANCEL_SECONDS)
+            if work.done():
+                work.exception()
             raise
 
     def _write(self, key: str, source: Path | bytes, cancelled: threading.Event) -> None:
-        target = self._find_path(key)
-        if isinstance(source, Path) and target.exists():
-            return
-        partial = target.parent / f"{_PARTIAL}{uuid.uuid4().hex}"
-        if not target.parent.is_dir() and self.path.is_dir():
-            target.parent.mkdir(mode=0o700, exist_ok=True)
-        try:
-            with partial.open("xb") as file:
-                os.fchmod(file.fileno(), 0o600)
-                if isinstance(source, bytes):
-                    file.write(source)
-                else:
-                    _copy(source, file, cancelled)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.rename(target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                partial.unlink()
-            raise
-        _sync_directory(target.parent)
+        name = self._check_key(key).rpartition("/")[2]
+        with self._open_folder(key, create=True) as folder:
+            if isinstance(source, Path) and _exists(folder, name):
+                return
+            partial = f"{_PARTIAL}{uuid.uuid4().hex}"
+            try:
+                fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+                with os.fdopen(fd, "wb") as file:
+                    os.fchmod(fd, 0o600)
+                    if isinstance(source, bytes):
+                        file.write(source)
+                    else:
+                        _copy(source, file, cancelled)
+                    file.flush()
+                    os.fsync(fd)
+                os.rename(partial, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(partial, dir_fd=folder)
+                raise
+            os.fsync(folder)
 
     async def get_document(self, key: str) -> bytes:
         def read() -> bytes:
-            with self._find_path(key).open("rb") as file:
-                return file.read(MAX_DOCUMENT_BYTES)
+            with os.fdopen(self._open_object(key), "rb") as file:
+                return check_document(key, file.read(get_max_bytes(key) + 1))
 
         return await self._run(read)
 
     @asynccontextmanager
     async def open_file(self, key: str, spool: Path, size: int) -> AsyncIterator[int]:
-        fd = await self._run(lambda: os.open(self._find_path(key), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW))
-        try:
-            check_size(key, os.fstat(fd).st_size, size)
-            yield fd
-        finally:
-            os.close(fd)
+        def open_object() -> tuple[io.FileIO, int]:
+            # closed with the last reference, also if its reader is gone
+            file = io.FileIO(self._open_object(key))
+            return file, os.fstat(file.fileno()).st_size
+
+        file, found = await self._run(open_object)
+        with file:
+            check_size(key, found, size)
+            yield file.fileno()
 
     async def find(self, key: str) -> StoredObject | None:
         def stat() -> StoredObject:
-            status = self._find_path(key).stat()
+            fd = self._open_object(key)
+            try:
+                status = os.fstat(fd)
+            finally:
+                os.close(fd)
             return StoredObject(key, status.st_size, status.st_mtime)
 
         try:
@@ -181,7 +222,14 @@ class DirectoryStore:
             return None
 
     async def refresh(self, key: str) -> None:
-        await self._run(lambda: os.utime(self._find_path(key)))
+        def touch() -> None:
+            fd = self._open_object(key)
+            try:
+                os.utime(fd)
+            finally:
+                os.close(fd)
+
+        await self._run(touch)
 
     async def list(self, prefix: str) -> AsyncIterator[StoredObject]:
         for stored in await self._run(lambda: list(self._scan(prefix))):
@@ -189,36 +237,79 @@ class DirectoryStore:
 
     def _scan(self, prefix: str) -> Iterator[StoredObject]:
         """Yield the objects, and remove what killed engines left incomplete a day ago."""
-        if not self.path.is_dir():
-            raise FileNotFoundError(errno.ENOENT, "the directory does not exist", str(self.path))
-        folder = self.path / prefix
-        if not folder.is_dir():
-            return
-        for entry in os.scandir(folder):
-            with contextlib.suppress(FileNotFoundError):  # deleted by another engine
-                status = entry.stat(follow_symlinks=False)
-                if entry.name.startswith(_PARTIAL):
-                    if status.st_mtime < time.time() - _PARTIAL_AGE_S:
-                        Path(entry.path).unlink()
-                elif _KEY_PATTERN.fullmatch(prefix + entry.name):
-                    yield StoredObject(prefix + entry.name, status.st_size, status.st_mtime)
+        with self._open_root() as root:
+            try:
+                folder = open_without_links(root, prefix.rstrip("/"), os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                return
+            try:
+                with os.scandir(folder) as entries:
+                    for count, entry in enumerate(entries):
+                        check_count(self.location, count)
+                        with contextlib.suppress(FileNotFoundError):  # deleted by another engine
+                            if (stored := _examine(prefix, entry, folder)) is not None:
+                                yield stored
+            finally:
+                os.close(folder)
 
     async def delete(self, key: str) -> None:
-        await self._run(lambda: self._find_path(key).unlink(missing_ok=True))
+        def unlink() -> None:
+            name = self._check_key(key).rpartition("/")[2]
+            with contextlib.suppress(FileNotFoundError), self._open_folder(key) as folder:
+                os.unlink(name, dir_fd=folder)
+
+        await self._run(unlink)
 
     async def close(self) -> None:
         """Do nothing: there is no connection."""
 
-    def _find_path(self, key: str) -> Path:
-        if not _KEY_PATTERN.fullmatch(key):
+    def _check_key(self, key: str) -> str:
+        if not is_key(key):
             raise InvalidInputError(f"{key[:200]!r} is not the name of an object in a layer store.")
-        return self.path / key
+        return key
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    @contextlib.contextmanager
+    def _open_folder(self, key: str, *, create: bool = False) -> Iterator[int]:
+        """Yield the directory of a key or prefix."""
+        name = key.rpartition("/")[0]
+        with self._open_root() as root:
+            if name and create:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=root)
+            folder = open_without_links(root, name or ".", os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                yield folder
+            finally:
+                os.close(folder)
+
+    @contextlib.contextmanager
+    def _open_root(self) -> Iterator[int]:
         try:
-            return await run_uninterrupted(asyncio.to_thread(work))
-        except OSError as error:
-            raise self._translate(error) from error
+            root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except NotADirectoryError as error:
+            raise FileNotFoundError(errno.ENOENT, "it is not a directory", str(self.path)) from error
+        try:
+            yield root
+        finally:
+            os.close(root)
+
+    def _open_object(self, key: str) -> int:
+        """Open an object for reading. Raises InvalidInputError for what no engine has stored, such as a link or a pipe."""
+        with self._open_folder(self._check_key(key)) as folder:
+            fd = open_without_links(folder, key.rpartition("/")[2], os.O_RDONLY | os.O_NONBLOCK)
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+        raise InvalidInputError(f"The object {key} in the layer store {self.path} is not a regular file.")
+
+    async def _run(self, work: Callable[[], T], *, size: int = 0) -> T:
+        def call() -> T:
+            try:
+                return work()
+            except OSError as error:
+                raise self._translate(error) from error
+
+        return await self._threads.run(call, size=size)
 
     def _translate(self, error: OSError) -> SandyardError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -230,7 +321,31 @@ class DirectoryStore:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             reason = f"{error.strerror}. Let the engine's user write to it"
             return AccessDeniedError(f"The layer store {self.path} refuses access: {reason}.")
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.EISDIR):
+            name = str(error.filename or "an object")[:200]
+            return InvalidInputError(
+                f"{name} in the layer store {self.path} is a link or no regular file, which is not used."
+            )
         return UnreachableError(f"The layer store {self.path} does not work: {error.strerror or error}.")
+
+
+def _examine(prefix: str, entry: os.DirEntry[str], folder: int) -> StoredObject | None:
+    """Return the object of an entry of a directory. Remove it if it was left incomplete a day ago."""
+    status = entry.stat(follow_symlinks=False)
+    if entry.name.startswith(_PARTIAL):
+        if status.st_mtime < time.time() - _PARTIAL_AGE_S:
+            os.unlink(entry.name, dir_fd=folder)
+    elif is_key(prefix + entry.name) and stat.S_ISREG(status.st_mode):
+        return StoredObject(prefix + entry.name, status.st_size, status.st_mtime)
+    return None
+
+
+def _exists(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _copy(source: Path, target: BinaryIO, cancelled: threading.Event) -> None:
@@ -239,11 +354,3 @@ def _copy(source: Path, target: BinaryIO, cancelled: threading.Event) -> None:
             if cancelled.is_set():
                 raise OSError(errno.ECANCELED, "cancelled")
             target.write(data)
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

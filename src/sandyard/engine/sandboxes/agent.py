@@ -258,7 +258,7 @@ async def send_identity(
     UnreachableError if the agent does not respond in time."""
     identity = {"E2B_SANDBOX_ID": handle.id, "E2B_TEMPLATE_ID": template_id}
     connection = await calls.run("connect", handle.id, calls.driver.connect(handle, AGENT_PORT))
-    # A fork with memory continues whatever runs in place of the agent.
+    # A fork with memory continues any program that has replaced the agent.
     await calls.run_with_agent("init", handle.id, send_settings(connection, {**identity, **env}, defaults))
 
 

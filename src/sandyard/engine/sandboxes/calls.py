@@ -8,7 +8,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from sandyard.engine.contract import Driver
+from sandyard.engine.sandboxes.counters import Counters
 from sandyard.engine.sandboxes.errors import StuckError, make_not_found_error
+from sandyard.kit import telemetry
+from sandyard.kit.clock import SystemClock
 from sandyard.kit.errors import SandyardError, UnreachableError
 from sandyard.kit.logging import get_logger
 
@@ -22,8 +25,9 @@ _READ_ONLY_OPERATIONS = frozenset({"condition", "stats", "connect", "init"})
 class DriverCalls:
     """Runs each driver call as a separate task, so that it can be abandoned or cancelled by others."""
 
-    def __init__(self, driver: Driver, get_deadline: Callable[[str], float]) -> None:
+    def __init__(self, driver: Driver, get_deadline: Callable[[str], float], counters: Counters | None = None) -> None:
         self.driver = driver
+        self.counters = counters or Counters(SystemClock())
         self._get_deadline = get_deadline  # seconds, by operation
         self._tasks: dict[str, set[asyncio.Task[Any]]] = {}
         self._abandoned: dict[asyncio.Task[None], tuple[str, str]] = {}
@@ -51,7 +55,9 @@ class DriverCalls:
                 f"The driver {self.driver.name!r} did not complete {operation!r} for {subject} within {deadline:g} s."
             )
 
-        return await self._run(operation, subject, call, report, if_late)
+        name = f"driver.{operation}"
+        with telemetry.span(name, sandbox=subject), self.counters.measure(name, subject):
+            return await self._run(operation, subject, call, report, if_late)
 
     async def run_with_agent(self, operation: str, subject: str, call: Coroutine[Any, Any, T]) -> T:
         """Run an exchange with the sandbox's agent, like `run`. Raises UnreachableError after the deadline: programs in
@@ -61,7 +67,9 @@ class DriverCalls:
             log.warning("agent_not_responding", verb=operation, sandbox=subject, seconds=deadline)
             return UnreachableError(f"The agent of sandbox {subject} did not respond within {deadline:g} s.")
 
-        return await self._run(operation, subject, call, report, None)
+        name = f"agent.{operation}"
+        with telemetry.span(name, sandbox=subject), self.counters.measure(name, subject):
+            return await self._run(operation, subject, call, report, None)
 
     async def _run(
         self,
@@ -119,7 +127,7 @@ class DriverCalls:
         self, operation: str, subject: str, task: asyncio.Task[T], if_late: Callable[[T], Awaitable[None]] | None
     ) -> None:
         async def follow() -> None:
-            # The driver may ignore the cancellation and create something that nobody owns.
+            # The driver may ignore the cancellation and create something without an owner.
             await asyncio.wait({task})
             if task.cancelled() or task.exception() is not None:
                 return

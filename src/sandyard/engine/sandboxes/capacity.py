@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -24,12 +25,12 @@ class Capacity:
         self._read_at = float("-inf")
         self._available: int | None = None
         self._shortage: str | None = None
-        self._reserved_disk = 0  # bytes, for memory that is being written to disk
+        self._reserved_disk = Counter[str]()  # bytes by disk, for memory that is being written there
 
-    def check(self, running: int, *, check_count: bool = True, promised: int = 0) -> None:
+    def check(self, running: int, *, check_count: bool = True, promised: int = 0, room: Room | None = None) -> None:
         """Raise FullError, which names the exhausted resource, if another sandbox does not fit. `running` is the number of
         sandboxes that are running or being created, `promised` the bytes of memory that they and the new one will take
-        at once. With `check_count=False` only what the driver reports is checked."""
+        at once, in this `room` if it cannot be on any host. With `check_count=False` only what the driver reports is checked."""
         limit = self._settings.max_sandboxes
         if check_count and running >= limit:
             raise FullError(
@@ -40,29 +41,31 @@ class Capacity:
         if self._shortage is not None:
             raise FullError(self._shortage)
         reserve = self._settings.memory_reserve_mb
-        if self._available is not None and self._available - promised < reserve * MIB:
+        available = self._available if room is None else room.memory_available
+        if available is not None and available - promised < reserve * MIB:
             raise FullError(
-                f"The machine is full: {self._available // MIB} MiB of memory are available, {promised // MIB} MiB are needed for "
+                f"The machine is full: {available // MIB} MiB of memory are available, {promised // MIB} MiB are needed for "
                 f"forks with memory and {reserve} MiB are reserved. Kill a sandbox."
             )
 
     @contextmanager
-    def reserve_disk(self, size: int) -> Iterator[None]:
-        """Reserve disk space for the memory of a sandbox while it is being written. `size` is in bytes. Raises FullError
-        if it does not fit beside the engine's reserve."""
-        room = self._get_room()
-        free, reserve = room.disk_free, self._settings.disk_reserve_mb
-        if free is not None and free - self._reserved_disk - size < reserve * MIB:
+    def reserve_disk(self, size: int, room: Room) -> Iterator[None]:
+        """Reserve disk space for the memory of a sandbox while it is being written. `size` is in bytes, `room` that of the
+        sandbox's host. Raises FullError if it does not fit beside the engine's reserve."""
+        free, reserve, reserved = room.disk_free, self._settings.disk_reserve_mb, self._reserved_disk[room.disk]
+        if free is not None and free - reserved - size < reserve * MIB:
             raise FullError(
                 f"The machine is full: {free // MIB} MiB of disk are free at {room.disk}, "
-                f"{(self._reserved_disk + size) // MIB} MiB are needed for the memory of sandboxes and {reserve} MiB are "
+                f"{(reserved + size) // MIB} MiB are needed for the memory of sandboxes and {reserve} MiB are "
                 "reserved. Free some space."
             )
-        self._reserved_disk += size
+        self._reserved_disk[room.disk] += size
         try:
             yield
         finally:
-            self._reserved_disk -= size
+            self._reserved_disk[room.disk] -= size
+            if not self._reserved_disk[room.disk]:
+                del self._reserved_disk[room.disk]
 
     def find_shortage(self) -> str | None:
         """Return why nothing new fits, regardless of the number of running sandboxes, or None."""

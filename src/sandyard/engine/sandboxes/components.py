@@ -8,16 +8,19 @@ from collections.abc import Callable, Collection, Iterable
 from sandyard.engine.contract import Driver
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
+from sandyard.engine.sandboxes.checkpoints import Checkpoints
+from sandyard.engine.sandboxes.counters import Counters
 from sandyard.engine.sandboxes.creation import Creation
 from sandyard.engine.sandboxes.internal_sandboxes import InternalSandboxes
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.lifecycle import Lifecycle
 from sandyard.engine.sandboxes.logs import SandboxLogs
 from sandyard.engine.sandboxes.model import Sandbox, Template
+from sandyard.engine.sandboxes.mover import Mover
 from sandyard.engine.sandboxes.pool import Pool
 from sandyard.engine.sandboxes.reconciler import Reconciler
 from sandyard.engine.sandboxes.recovery import Recovery, read_boot_id
-from sandyard.engine.sandboxes.registry import Registry
+from sandyard.engine.sandboxes.registry import LiveSandbox, Registry
 from sandyard.engine.sandboxes.remover import SandboxRemover
 from sandyard.engine.sandboxes.repository import SandboxRepository
 from sandyard.engine.sandboxes.sampler import Sampler
@@ -59,7 +62,8 @@ class Components:
         self.registry = Registry()
         self.repository = SandboxRepository(database)
         self.logs = SandboxLogs(database, self._clock, kept=settings.logs_kept, retention_s=settings.logs_retention_s)
-        self.calls = DriverCalls(driver, get_deadline or settings.get_deadline)
+        self.counters = Counters(self._clock)
+        self.calls = DriverCalls(driver, get_deadline or settings.get_deadline, self.counters)
         trust = EgressTrust(self.calls, egress_authority)
         self.ledger = Ledger(
             database=database,
@@ -82,8 +86,9 @@ class Components:
             kept=settings.metrics_kept,
         )
         self.snapshots = Snapshots(
-            database, self.calls, self.background.spawn, self._list_all_sandboxes, lambda: self.pool.snapshots
+            database, self.calls, self.background.spawn, self._list_all_sandboxes, lambda: self.pool.list_snapshots
         )
+        self.checkpoints = Checkpoints(database, self.snapshots)
         self.reconciler = Reconciler(
             self.ledger,
             self.calls,
@@ -111,7 +116,7 @@ class Components:
             gvisor_size=settings.pool_gvisor_size,
             idle_s=settings.pool_idle_s,
             start_timeout_s=settings.start_patience_s,
-            count_taken=lambda: self.registry.running_count + self.creation.in_progress + len(self.remover.removing),
+            count_taken=lambda: self.registry.started_count + len(self.remover.removing),
             max_sandboxes=settings.max_sandboxes,
         )
         self.creation = Creation(
@@ -125,6 +130,16 @@ class Components:
             snapshots=self.snapshots,
             trust=trust,
             settings=settings,
+        )
+        self.mover = Mover(
+            ledger=self.ledger,
+            calls=self.calls,
+            lifecycle=self.lifecycle,
+            creation=self.creation,
+            snapshots=self.snapshots,
+            reconciler=self.reconciler,
+            remover=self.remover,
+            sampler=self.sampler,
         )
         self.internal = InternalSandboxes(
             calls=self.calls,
@@ -144,7 +159,7 @@ class Components:
             boot_id=boot_id or read_boot_id(),
         )
         self.remover.add_listener(lambda record: self._retry_cleanup())
-        self.reconciler.on_boot = self.sampler.handle_boot
+        self.reconciler.on_boot = self._handle_boot
         self.remover.on_stopped = self.reconciler.handle_stop
         self.calls.on_late = self._on_late_call
         driver.on_doubt = self._on_doubt
@@ -153,6 +168,7 @@ class Components:
     async def open(self, get_prewarmed: Callable[[], Template | None]) -> None:
         """Recover the sandboxes of an earlier engine, then start the background tasks. `get_prewarmed` returns the
         template whose pool is kept at full size, or None while it is not ready."""
+        self.checkpoints.load()
         await self._recovery.run()
         self._enable_suspend()
         for loop in (self.ledger.timers.run(), self.sampler.run(), self.pool.run(), self._run_upkeep(get_prewarmed)):
@@ -182,9 +198,9 @@ class Components:
         await self.tasks.cancel()
         await self.background.cancel()
         self.calls.stop_tracking()
-        for entry in self.registry:
-            if entry.watch is not None:
-                entry.watch.cancel()
+        for sandbox in self.registry:
+            if sandbox.watch is not None:
+                sandbox.watch.cancel()
 
     def uses_layer(self, layer: str) -> bool:
         return any(layer in sandbox.layers for sandbox in self._list_all_sandboxes()) or self.snapshots.uses_layer(
@@ -196,13 +212,17 @@ class Components:
 
     def list_sandboxes(self, *, removing: bool) -> Iterable[Sandbox]:
         """Return all sandboxes with a record; with `removing`, also those that the driver has not removed yet."""
-        yield from (entry.record for entry in self.registry)
+        yield from (sandbox.record for sandbox in self.registry)
         yield from self.remover.removing if removing else ()
 
+    def _handle_boot(self, sandbox: LiveSandbox) -> None:
+        self.counters.boots.inc()
+        self.sampler.handle_boot(sandbox)
+
     def _on_late_call(self, sandbox_id: str) -> None:
-        entry = self.registry.find(sandbox_id)
-        if entry is not None:
-            self.reconciler.recheck(entry)
+        sandbox = self.registry.find(sandbox_id)
+        if sandbox is not None:
+            self.reconciler.recheck(sandbox)
 
     def _on_doubt(self, sandbox_ids: Collection[str], reason: str) -> None:
         if self._closed:
@@ -210,15 +230,15 @@ class Components:
         log.warning("sandboxes_in_doubt", count=len(sandbox_ids), reason=reason)
         ids = frozenset(sandbox_ids)
         for sandbox_id in ids:
-            entry = self.registry.find(sandbox_id)
-            if entry is not None:
-                self.reconciler.handle_doubt(entry, reason)
+            sandbox = self.registry.find(sandbox_id)
+            if sandbox is not None:
+                self.reconciler.handle_doubt(sandbox, reason)
         self.pool.discard(ids)
 
     def _on_timer(self, sandbox_id: str) -> None:
-        entry = self.registry.find(sandbox_id)
-        if entry is not None:
-            self.background.spawn(self.lifecycle.handle_timer(entry))
+        sandbox = self.registry.find(sandbox_id)
+        if sandbox is not None:
+            self.background.spawn(self.lifecycle.handle_timer(sandbox))
 
     async def _run_upkeep(self, get_prewarmed: Callable[[], Template | None]) -> None:
         while True:
@@ -245,6 +265,8 @@ class Components:
                 return
             isolation = self.creation.choose_isolation(template)
             containers = self.creation.choose_containers(template, isolation)
+            if self.creation.choose_host_labels(template):
+                return  # the pool is for sandboxes on any host
         except SandyardError as error:
             log.warning("template_not_prewarmed", reason=error.message)
             return

@@ -11,17 +11,19 @@ from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asyncc
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sandyard.engine.contract import Handle, Isolation, Layers, Limits, Mount, NetworkPolicy, Spec
+from sandyard.engine.contract import Handle, Isolation, Layers, Limits, Mount, NetworkPolicy, Room, Spec
+from sandyard.engine.drivers.cluster.model import DRIVER_NAME as CLUSTER_DRIVER
 from sandyard.engine.sandboxes.agent import send_identity
 from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.capacity import Capacity
 from sandyard.engine.sandboxes.containers import check_allowed, check_gvisor_containers, choose_containers, is_requested
+from sandyard.engine.sandboxes.host_labels import NO_LABELS, choose_host_labels
 from sandyard.engine.sandboxes.isolation import check_minimum, choose_isolation, find_requested_level
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.lifecycle import Lifecycle
 from sandyard.engine.sandboxes.model import CreateSandbox, ForkResult, Sandbox, Snapshot, State, Template, make_mounts
 from sandyard.engine.sandboxes.pool import Pool, make_sandbox_id
-from sandyard.engine.sandboxes.registry import Entry
+from sandyard.engine.sandboxes.registry import LiveSandbox
 from sandyard.engine.sandboxes.remover import SandboxRemover
 from sandyard.engine.sandboxes.sampler import Sampler
 from sandyard.engine.sandboxes.snapshots import DEFAULT_TAG, Snapshots, make_snapshot_id
@@ -29,7 +31,7 @@ from sandyard.engine.sandboxes.start_command import run_start_command
 from sandyard.engine.sandboxes.trust import EgressTrust
 from sandyard.engine.settings import EngineSettings
 from sandyard.kit.errors import ConflictError, FullError, SandyardError, UnsupportedError
-from sandyard.kit.ids import random_secret
+from sandyard.kit.ids import make_random_secret
 from sandyard.kit.logging import get_logger
 from sandyard.kit.secret import Secret
 
@@ -76,7 +78,6 @@ class Creation:
         self._trust = trust
         self._settings = settings
         self._concurrency = asyncio.Semaphore(settings.create_concurrency)
-        self.in_progress = 0
         self._promised_memory = 0  # bytes that forks in progress will take at once
 
     def get_limits(self, template: Template) -> Limits:
@@ -107,6 +108,10 @@ class Creation:
         capabilities, allowed = self._calls.driver.capabilities, self._settings.allow_containers
         return choose_containers(metadata, template, isolation, capabilities, allowed=allowed)
 
+    def choose_host_labels(self, template: Template, metadata: Mapping[str, str] = _NO_METADATA) -> Mapping[str, str]:
+        """Return the labels that the host of a new sandbox must have. Raises InvalidInputError."""
+        return choose_host_labels(metadata, template, has_hosts=self._calls.driver.name == CLUSTER_DRIVER)
+
     def claim_pooled(self, request: CreateSandbox, template: Template) -> Sandbox | None:
         """Claim a matching sandbox from the pool, or return None. Fast: it needs only one write."""
         if request.env or request.volume_mounts or request.network.policy != _DEFAULT_POLICY:
@@ -118,11 +123,16 @@ class Creation:
         containers = self.choose_containers(template, isolation, request.metadata)
         if isolation is Isolation.GVISOR:
             return None  # it must be thawed first
+        if self.choose_host_labels(template, request.metadata):
+            return None  # pooled ones are on any host
         self._capacity.check(self._count_running())
         handle = self._pool.claim(template, template_limits, isolation, containers=containers)
         if handle is None:
             return None
-        record = self._make_record(request, template, template_limits, isolation, handle, containers=containers)
+        record = self._make_record(
+            request, template, template_limits, isolation, handle, containers=containers, host_labels=NO_LABELS
+        )
+        self._calls.counters.creates.labels("pool").inc()
         return self._insert_record(record, "The sandbox was created")
 
     async def create(
@@ -133,6 +143,7 @@ class Creation:
         limits = request.limits or template_limits
         isolation = self.choose_isolation(template, request.metadata)
         containers = self.choose_containers(template, isolation, request.metadata)
+        host_labels = self.choose_host_labels(template, request.metadata)
         with self._reserve_capacity(template.snapshots):
             mounts = make_mounts(request.volume_mounts)
             created = await self._claim_or_create(
@@ -142,9 +153,13 @@ class Creation:
                 request.network.policy,
                 mounts,
                 containers=containers,
+                host_labels=host_labels,
                 poolable=limits == template_limits,
             )
-            record = self._make_record(request, template, limits, isolation, created.handle, containers=containers)
+            record = self._make_record(
+                request, template, limits, isolation, created.handle, containers=containers, host_labels=host_labels
+            )
+            self._calls.counters.creates.labels("pool" if created.ready else "new").inc()
             settings_sent = created.ready and not request.env
             return await self._finish(
                 record, "The sandbox was created", settings_sent=settings_sent, start_command_ran=created.ready, key=key
@@ -159,6 +174,7 @@ class Creation:
         handle: Handle,
         *,
         containers: bool,
+        host_labels: Mapping[str, str],
     ) -> Sandbox:
         now = self._ledger.clock.now()
         return Sandbox(
@@ -173,6 +189,7 @@ class Creation:
             limits=limits,
             isolation=isolation,
             containers=containers,
+            host_labels=host_labels,
             network=request.network,
             created_at=now,
             started_at=now,
@@ -183,8 +200,8 @@ class Creation:
             defaults=template.defaults,
             start=template.start,
             secure=request.secure,
-            access_token=random_secret() if request.secure else None,
-            traffic_token=None if request.public_traffic else random_secret(),
+            access_token=make_random_secret() if request.secure else None,
+            traffic_token=None if request.public_traffic else make_random_secret(),
             on_timeout=request.on_timeout,
             auto_pause_memory=request.auto_pause_memory,
             auto_resume=request.auto_resume,
@@ -192,13 +209,13 @@ class Creation:
             extra=request.extra,
         )
 
-    async def fork(self, entry: Entry, count: int, timeout_s: float, memory: bool | None) -> list[ForkResult]:
+    async def fork(self, sandbox: LiveSandbox, count: int, timeout_s: float, memory: bool | None) -> list[ForkResult]:
         """Create copies of a running sandbox, all from the same instant. `memory`: with its processes; None: if possible."""
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._lifecycle.hold(entry))
-            parent = entry.record
+            await stack.enter_async_context(self._lifecycle.hold(sandbox))
+            parent = sandbox.record
             if not parent.running:
-                raise ConflictError(f"Sandbox '{entry.id}' is paused and cannot be forked; resume it first")
+                raise ConflictError(f"Sandbox '{sandbox.id}' is paused and cannot be forked; resume it first")
             check_minimum(parent.isolation, self._settings.min_isolation)
             check_allowed(parent.containers, parent.isolation, allowed=self._settings.allow_containers)
             if memory or (memory is None and parent.isolation in self._calls.driver.capabilities.memory_fork):
@@ -213,22 +230,22 @@ class Creation:
             # The copies use a hidden snapshot, which is deleted with the last of them.
             snapshot_id = make_snapshot_id()
             with self._hold_snapshots((*parent.snapshots, snapshot_id)):
-                snapshot = await self.capture(entry, snapshot_id, hidden=True)
+                snapshot = await self.capture(sandbox, snapshot_id, hidden=True)
                 await stack.aclose()  # unlock the parent
                 forks = (
                     self._make_fork_result(self._fork_from_snapshot(parent, snapshot, timeout_s)) for _ in range(count)
                 )
                 return list(await asyncio.gather(*forks))
 
-    async def snapshot(self, entry: Entry, name: str | None, tag: str) -> Snapshot:
+    async def snapshot(self, sandbox: LiveSandbox, name: str | None, tag: str) -> Snapshot:
         """Save the current file system of a sandbox under a new id."""
-        async with self._lifecycle.hold(entry):
-            with self._hold_snapshots(entry.record.snapshots):
-                return await self.capture(entry, make_snapshot_id(), name=name, tag=tag)
+        async with self._lifecycle.hold(sandbox):
+            with self._hold_snapshots(sandbox.record.snapshots):
+                return await self.capture(sandbox, make_snapshot_id(), name=name, tag=tag)
 
     async def capture(
         self,
-        entry: Entry,
+        sandbox: LiveSandbox,
         snapshot_id: str,
         *,
         name: str | None = None,
@@ -237,7 +254,7 @@ class Creation:
     ) -> Snapshot:
         """Let the driver take a snapshot, and record it. The caller must hold the sandbox and the snapshots it is based
         on."""
-        parent = entry.record
+        parent = sandbox.record
         self._capacity.check(0, check_count=False)
         driver = self._calls.driver
 
@@ -246,7 +263,7 @@ class Creation:
 
         try:
             call = driver.snapshot(parent.handle, snapshot_id)
-            layers = await self._calls.run("snapshot", entry.id, call, if_late=delete_late)
+            layers = await self._calls.run("snapshot", sandbox.id, call, if_late=delete_late)
             return self._snapshots.add(self._make_snapshot(parent, snapshot_id, layers, name, tag), hidden=hidden)
         except BaseException:
             self._snapshots.discard(snapshot_id)
@@ -279,18 +296,19 @@ class Creation:
             return await self._finish(replace(child, handle=handle), f"The sandbox was forked from {parent.id}")
 
     async def _fork_with_memory(self, parent: Sandbox, count: int, timeout_s: float) -> list[ForkResult]:
-        stats = await self._calls.run("stats", parent.id, self._calls.driver.stats(parent.handle))
+        stats = await self._calls.run("stats", parent.id, self._calls.driver.get_stats(parent.handle))
         # Each fork gets a copy of it at once. Memory of gVisor's programs counts as cache.
         memory = stats.memory_used + stats.memory_cache
+        room = self._calls.driver.get_room(parent.handle)
         with ExitStack() as reserved:
             children, refused = list[Sandbox](), list[ForkResult]()
             try:
-                reserved.enter_context(self._capacity.reserve_disk(memory))  # all forks are started from one file
+                reserved.enter_context(self._capacity.reserve_disk(memory, room))  # all forks are started from one file
             except FullError as error:
                 return [ForkResult(error=error)] * count
             for _ in range(count):
                 try:
-                    reserved.enter_context(self._reserve_capacity(parent.snapshots, memory))
+                    reserved.enter_context(self._reserve_capacity(parent.snapshots, memory, room))
                 except FullError as error:
                     refused.append(ForkResult(error=error))
                 else:
@@ -350,11 +368,12 @@ class Creation:
         mounts: tuple[Mount, ...] = (),
         *,
         containers: bool,
+        host_labels: Mapping[str, str],
         poolable: bool,
     ) -> UnrecordedSandbox:
         """Claim a sandbox from the pool if `poolable` and it has one like this, otherwise let the driver create it. If the
         machine is full, empties the pool and tries again."""
-        if poolable and policy == _DEFAULT_POLICY and not mounts:
+        if poolable and policy == _DEFAULT_POLICY and not mounts and not host_labels:
             handle = self._pool.claim(template, limits, isolation, containers=containers)
             if handle is not None:
                 if isolation is Isolation.GVISOR:
@@ -362,7 +381,7 @@ class Creation:
                 return UnrecordedSandbox(handle, ready=True)
 
         async def call_create() -> Handle:
-            spec = Spec(make_sandbox_id(), template.layers, limits, policy, mounts, isolation, containers)
+            spec = Spec(make_sandbox_id(), template.layers, limits, policy, mounts, isolation, containers, host_labels)
             return await self._call_driver("create", spec.id, lambda: self._calls.driver.create(spec))
 
         try:
@@ -420,22 +439,29 @@ class Creation:
     def _insert_record(self, record: Sandbox, event: str, key: tuple[str, str, bytes] | None = None) -> Sandbox:
         """Insert the row and set up everything that belongs to a live sandbox."""
         try:
-            entry = self._ledger.insert(record, event, key=key)
+            sandbox = self._ledger.insert(record, event, key=key)
         except BaseException:
             self._remover.discard(record.handle)
             raise
-        self._remover.watch(entry)
-        self._sampler.schedule_sample(entry)
-        return entry.record
+        self._remover.watch(sandbox)
+        self._sampler.schedule_sample(sandbox)
+        return sandbox.record
 
     @asynccontextmanager
     async def create_unrecorded(self, template: Template, limits: Limits) -> AsyncIterator[Handle]:
         """Yield a running sandbox without a record. It is removed when the context ends."""
         isolation = self.choose_isolation(template)
         containers = self.choose_containers(template, isolation)
+        host_labels = self.choose_host_labels(template)
         with self._reserve_capacity(template.snapshots):
             created = await self._claim_or_create(
-                template, limits, isolation, _DEFAULT_POLICY, containers=containers, poolable=False
+                template,
+                limits,
+                isolation,
+                _DEFAULT_POLICY,
+                containers=containers,
+                host_labels=host_labels,
+                poolable=False,
             )
             handle = created.handle
             try:
@@ -452,20 +478,22 @@ class Creation:
 
     def _count_running(self) -> int:
         """Count the sandboxes that use capacity. One that was killed uses it until its processes have ended."""
-        return self._ledger.registry.running_count + self.in_progress + len(self._remover.removing)
+        return self._ledger.registry.started_count + len(self._remover.removing)
 
     @contextmanager
-    def _reserve_capacity(self, snapshots: tuple[str, ...], memory: int = 0) -> Iterator[None]:
+    def _reserve_capacity(
+        self, snapshots: tuple[str, ...], memory: int = 0, room: Room | None = None
+    ) -> Iterator[None]:
         """Reserve capacity for one more sandbox on these snapshots while it is being created. `memory` is what it takes
-        at once, in bytes."""
-        self._capacity.check(self._count_running(), promised=self._promised_memory + memory)
-        self.in_progress += 1
+        at once, in bytes, in this `room` if it cannot be on any host."""
+        self._capacity.check(self._count_running(), promised=self._promised_memory + memory, room=room)
+        self._ledger.registry.creating_count += 1
         self._promised_memory += memory
         try:
             with self._hold_snapshots(snapshots):
                 yield
         finally:
-            self.in_progress -= 1
+            self._ledger.registry.creating_count -= 1
             self._promised_memory -= memory
 
     def _hold_snapshots(self, snapshots: tuple[str, ...]) -> AbstractContextManager[None]:
@@ -474,4 +502,4 @@ class Creation:
 
 
 def _renew_token(token: Secret | None) -> Secret | None:
-    return None if token is None else random_secret()
+    return None if token is None else make_random_secret()

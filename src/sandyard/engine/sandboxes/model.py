@@ -92,6 +92,7 @@ class Sandbox:
     timeout_s: float  # the last requested timeout; auto-resume uses it
     isolation: Isolation = Isolation.NAMESPACE
     containers: bool = False
+    host_labels: Mapping[str, str] = field(default_factory=dict)  # that its host must have
     alias: str | None = None
     name: str | None = None  # the template name that the client requested
     pause_kind: PauseKind | None = None
@@ -122,7 +123,16 @@ class Sandbox:
     def spec(self) -> Spec:
         """Return the parameters with which the driver creates or boots this sandbox."""
         mounts = make_mounts(self.volume_mounts)
-        return Spec(self.id, self.layers, self.limits, self.network.policy, mounts, self.isolation, self.containers)
+        return Spec(
+            self.id,
+            self.layers,
+            self.limits,
+            self.network.policy,
+            mounts,
+            self.isolation,
+            self.containers,
+            self.host_labels,
+        )
 
 
 def make_mounts(volume_mounts: Sequence[Mapping[str, Any]]) -> tuple[Mount, ...]:

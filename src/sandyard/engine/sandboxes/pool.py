@@ -17,7 +17,7 @@ from sandyard.engine.sandboxes.remover import SandboxRemover
 from sandyard.engine.sandboxes.start_command import run_start_command
 from sandyard.kit.clock import Clock
 from sandyard.kit.errors import SandyardError
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
@@ -30,7 +30,7 @@ MEMORY_MARGIN = 1.25  # the pool shrinks before creates are refused
 
 
 def make_sandbox_id() -> str:
-    return random_id("i", 20)
+    return make_random_id("i", 20)
 
 
 @dataclass(slots=True)
@@ -48,6 +48,17 @@ class TemplatePool:
     claimed_at: float = float("-inf")
     ready: deque[Handle] = field(default_factory=deque)
     watches: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """The number of ready sandboxes of a template, and the number that there should be."""
+
+    template: str
+    isolation: Isolation
+    containers: bool
+    ready: int
+    target: int
 
 
 PoolKey = tuple[str, Layers, frozenset[tuple[str, str]], Defaults, StartCommand | None, Limits, Isolation, bool]
@@ -95,8 +106,21 @@ class Pool:
     def ready_count(self) -> int:
         return sum(len(pool.ready) for pool in self._pools.values())
 
+    def list_status(self) -> list[PoolStatus]:
+        """Return the status of each pool."""
+        return [
+            PoolStatus(
+                pool.template.aliases[0] if pool.template.aliases else pool.template.id,
+                pool.isolation,
+                pool.containers,
+                len(pool.ready),
+                self._get_target_size(pool),
+            )
+            for pool in self._pools.values()
+        ]
+
     @property
-    def snapshots(self) -> set[str]:
+    def list_snapshots(self) -> set[str]:
         """Return the snapshots that pooled sandboxes are based on."""
         return {used for pool in self._pools.values() for used in pool.template.snapshots}
 
@@ -206,7 +230,7 @@ class Pool:
                 await asyncio.sleep(0)
 
     async def _wait_until_quiet(self, pool: TemplatePool) -> None:
-        """Wait until creating a sandbox delays nobody. While the pool has enough, that is a gap between clients'
+        """Wait until creating a sandbox does not delay clients. While the pool has enough, that is a gap between clients'
         requests, so that the first command of a claimed sandbox does not compete with the creation of the next one."""
         await self._no_client_creates.wait()
         enough = self._get_target_size(pool) * ENOUGH_FRACTION

@@ -11,7 +11,7 @@ from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.ledger import Ledger
 from sandyard.engine.sandboxes.model import Intent, PauseKind
 from sandyard.engine.sandboxes.reconciler import PROCESSES_ENDED, Reconciler, is_consistent, needs_boot
-from sandyard.engine.sandboxes.registry import Entry
+from sandyard.engine.sandboxes.registry import LiveSandbox
 from sandyard.engine.sandboxes.remover import SandboxRemover, Spawn
 from sandyard.engine.sandboxes.snapshots import Snapshots
 from sandyard.engine.store.database import Database
@@ -63,7 +63,7 @@ class Recovery:
         gone are being booted in the background; their operations and traffic wait for that."""
         self._ledger.load()
         self._snapshots.load()
-        handles = [entry.record.handle for entry in self._ledger.registry]
+        handles = [sandbox.record.handle for sandbox in self._ledger.registry]
         observed = await self._calls.run(
             "open", "the engine", self._calls.driver.open(handles, self._snapshots.list_needed())
         )
@@ -75,54 +75,54 @@ class Recovery:
     async def _adopt(self, observed: Mapping[str, Condition], lost: str) -> None:
         now = self._ledger.clock.now()
         recoveries = []
-        for entry in self._ledger.registry:
-            condition = observed.get(entry.id)
-            if condition is not None and is_consistent(entry, condition):
-                if entry.record.pause_kind in {None, PauseKind.MEMORY}:
-                    self._remover.watch(entry)
-                if entry.record.network.policy == NetworkPolicy():
+        for sandbox in self._ledger.registry:
+            condition = observed.get(sandbox.id)
+            if condition is not None and is_consistent(sandbox, condition):
+                if sandbox.record.pause_kind in {None, PauseKind.MEMORY}:
+                    self._remover.watch(sandbox)
+                if sandbox.record.network.policy == NetworkPolicy():
                     continue
-            await entry.lock.acquire()
-            if condition is not None and needs_boot(entry, condition, now):
-                entry.changing = asyncio.get_running_loop().create_future()
-                self._spawn(self._recover(entry, condition, lost))
+            await sandbox.lock.acquire()
+            if condition is not None and needs_boot(sandbox, condition, now):
+                sandbox.changing = asyncio.get_running_loop().create_future()
+                self._spawn(self._recover(sandbox, condition, lost))
             else:
-                recoveries.append(self._recover_soon(entry, condition, lost))
+                recoveries.append(self._recover_soon(sandbox, condition, lost))
         await asyncio.gather(*recoveries)
 
-    async def _recover_soon(self, entry: Entry, condition: Condition | None, lost: str) -> None:
+    async def _recover_soon(self, sandbox: LiveSandbox, condition: Condition | None, lost: str) -> None:
         """Like `_recover`, but only a few at once. The reconciler limits those that have to be booted."""
         async with self._concurrency:
-            await self._recover(entry, condition, lost)
+            await self._recover(sandbox, condition, lost)
 
-    async def _recover(self, entry: Entry, condition: Condition | None, lost: str) -> None:
-        """Recover one sandbox. The entry's lock is held and is released here."""
+    async def _recover(self, sandbox: LiveSandbox, condition: Condition | None, lost: str) -> None:
+        """Recover one sandbox. Its lock is held and is released here."""
         try:
             if condition is None:
-                entry.failure_count += 1
-                await self._reconciler.inspect(entry)
-            elif not is_consistent(entry, condition):
-                await self._reconciler.reconcile(entry, condition, lost)
-            await self._apply_policy(entry)
+                sandbox.failure_count += 1
+                await self._reconciler.inspect(sandbox)
+            elif not is_consistent(sandbox, condition):
+                await self._reconciler.reconcile(sandbox, condition, lost)
+            await self._apply_policy(sandbox)
         except SandyardError as error:
-            log.warning("sandbox_recovery_failed", sandbox=entry.id, reason=error.message)
-            self._reconciler.recheck(entry)
+            log.warning("sandbox_recovery_failed", sandbox=sandbox.id, reason=error.message)
+            self._reconciler.recheck(sandbox)
         finally:
-            if entry.changing is not None:
-                entry.changing.set_result(None)
-                entry.changing = None
-            entry.lock.release()
+            if sandbox.changing is not None:
+                sandbox.changing.set_result(None)
+                sandbox.changing = None
+            sandbox.lock.release()
 
-    async def _apply_policy(self, entry: Entry) -> None:
+    async def _apply_policy(self, sandbox: LiveSandbox) -> None:
         """Apply the policy again, because a policy that was changed while the sandbox ran is not in its handle."""
-        record = entry.record
+        record = sandbox.record
         if (
-            entry.removal_reason is None
+            sandbox.removal_reason is None
             and record.network.policy != NetworkPolicy()
             and record.pause_kind in {None, PauseKind.MEMORY}
         ):
             await self._calls.run(
-                "set_network", entry.id, self._calls.driver.set_network(record.handle, record.network.policy)
+                "set_network", sandbox.id, self._calls.driver.set_network(record.handle, record.network.policy)
             )
             if record.intent is Intent.NETWORK:
-                self._ledger.change(entry, intent=None)
+                self._ledger.change(sandbox, intent=None)

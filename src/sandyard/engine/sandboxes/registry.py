@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from sandyard.engine.contract import NetworkPolicy
 from sandyard.engine.sandboxes.errors import make_not_found_error
 from sandyard.engine.sandboxes.metrics import Series
 from sandyard.engine.sandboxes.model import Page, Sandbox, SandboxQuery, State
@@ -19,8 +19,11 @@ AUTOMATIC_BOOTS = 3
 """How often a sandbox whose processes ended by themselves is booted again within `reconciler.BOOTS_WITHIN_S`."""
 
 
-class Entry:
-    """One live sandbox. Hold `lock` to change it; anyone may read `record`, which is replaced, never modified."""
+class LiveSandbox:
+    """A sandbox that has a record, with its state in this process.
+
+    Hold `lock` to change it; anyone may read `record`, which is replaced, never modified.
+    """
 
     __slots__ = (
         "boots",
@@ -44,7 +47,7 @@ class Entry:
         self.failure_count = 0
         self.lost_reason: str | None = None  # why its processes ended, until the reconciler has handled that
         # Times of the latest boots after its processes had ended.
-        self.boots: deque[float] = deque(maxlen=AUTOMATIC_BOOTS)
+        self.boots: tuple[float, ...] = ()
         self.watch: asyncio.Task[None] | None = None
         self.series: Series | None = None
         self.oom_kills: int | None = (
@@ -57,53 +60,64 @@ class Entry:
 
 
 class Registry:
-    """All entries in order of creation. `running_count` is the number of sandboxes whose record says running."""
+    """The live sandboxes in order of creation. `running_count` is the number of sandboxes whose record says running; those being
+    created or resumed have no such record yet."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, Entry] = {}
-        self.running_count = 0
+        self._sandboxes: dict[str, LiveSandbox] = {}
+        self.running_count = self.creating_count = self.resuming_count = 0
+
+    @property
+    def started_count(self) -> int:
+        """The number of sandboxes that are running, being created or being resumed."""
+        return self.running_count + self.creating_count + self.resuming_count
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._sandboxes)
 
-    def __iter__(self) -> Iterator[Entry]:
-        return iter(tuple(self._entries.values()))
+    def __iter__(self) -> Iterator[LiveSandbox]:
+        return iter(tuple(self._sandboxes.values()))
 
-    def find(self, sandbox_id: str) -> Entry | None:
-        return self._entries.get(sandbox_id)
+    def find(self, sandbox_id: str) -> LiveSandbox | None:
+        return self._sandboxes.get(sandbox_id)
 
-    def get(self, sandbox_id: str) -> Entry:
-        """Return the entry. Raises NotFoundError."""
-        entry = self._entries.get(sandbox_id)
-        if entry is None:
+    def get(self, sandbox_id: str) -> LiveSandbox:
+        """Return the live sandbox. Raises NotFoundError."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        if sandbox is None:
             raise make_not_found_error(sandbox_id)
-        return entry
+        return sandbox
 
-    def add(self, record: Sandbox) -> Entry:
-        entry = self._entries[record.id] = Entry(record)
+    def add(self, record: Sandbox) -> LiveSandbox:
+        sandbox = self._sandboxes[record.id] = LiveSandbox(record)
         self.running_count += record.running
-        return entry
+        return sandbox
 
-    def change(self, entry: Entry, **changes: Any) -> Sandbox:
-        """Replace the entry's record with a copy of its latest one with `changes`."""
-        before = entry.record
-        entry.record = replace(before, **changes)
-        self.running_count += entry.record.running - before.running
-        return entry.record
+    def change(self, sandbox: LiveSandbox, **changes: Any) -> Sandbox:
+        """Replace the record with a copy that has these changes."""
+        before = sandbox.record
+        sandbox.record = replace(before, **changes)
+        self.running_count += sandbox.record.running - before.running
+        return sandbox.record
 
-    def remove(self, entry: Entry, reason: str) -> None:
-        if self._entries.pop(entry.id, None) is not None:
-            entry.removal_reason = reason
-            self.running_count -= entry.record.running
+    def remove(self, sandbox: LiveSandbox, reason: str) -> None:
+        if self._sandboxes.pop(sandbox.id, None) is not None:
+            sandbox.removal_reason = reason
+            self.running_count -= sandbox.record.running
+
+    def find_policy(self, sandbox_id: str) -> NetworkPolicy | None:
+        """Return the network policy of a sandbox, or None if there is no such sandbox."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        return sandbox.record.network.policy if sandbox is not None else None
 
     def get_page(self, query: SandboxQuery) -> Page[Sandbox]:
         """Return a page. A cursor is a position in the order of creation, which never changes, so paging neither skips
         nor repeats items."""
         after = None if query.cursor is None else decode_cursor(query.cursor)
         found: list[Sandbox] = []
-        entries = self._entries.values()
-        for entry in entries if query.oldest_first else reversed(entries):
-            record = entry.record
+        sandboxes = self._sandboxes.values()
+        for sandbox in sandboxes if query.oldest_first else reversed(sandboxes):
+            record = sandbox.record
             if after is not None and (record.seq <= after if query.oldest_first else record.seq >= after):
                 continue
             if _matches(record, query):
@@ -116,7 +130,7 @@ class Registry:
         """Return how many match, on all pages."""
         if query.states == {State.RUNNING} and _is_unfiltered(query):
             return self.running_count
-        return sum(_matches(entry.record, query) for entry in self._entries.values())
+        return sum(_matches(sandbox.record, query) for sandbox in self._sandboxes.values())
 
 
 def _is_unfiltered(query: SandboxQuery) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sandyard.engine.contract import Handle, Isolation, Limits, NetworkPolicy
+from sandyard.engine.sandboxes.host_labels import NO_LABELS
 from sandyard.engine.sandboxes.model import (
     CreateSandbox,
     Defaults,
@@ -61,6 +62,12 @@ class SandboxRepository:
     def update(self, sandbox: Sandbox) -> None:
         self._database.execute(_UPDATE, (*_encode_mutable_fields(sandbox), sandbox.id))
 
+    def update_spec(self, sandbox: Sandbox) -> None:
+        """Also write the fields that otherwise do not change after the creation."""
+        self._database.execute(
+            "UPDATE sandboxes SET spec = ? WHERE id = ?", (json.dumps(_encode_spec(sandbox)), sandbox.id)
+        )
+
     def delete(self, sandbox_id: str) -> None:
         self._database.execute("DELETE FROM sandboxes WHERE id = ?", (sandbox_id,))
 
@@ -93,6 +100,7 @@ def _encode_spec(sandbox: Sandbox) -> dict[str, Any]:
         "limits": encode_limits(sandbox.limits),
         "isolation": sandbox.isolation.value,
         "containers": sandbox.containers,
+        "host_labels": dict(sandbox.host_labels),
         "metadata": dict(sandbox.metadata),
         "env": dict(sandbox.env),
         "defaults": encode_defaults(sandbox.defaults),
@@ -182,6 +190,7 @@ def _decode_row(row: Row) -> Sandbox:
         timeout_s=timeout_s,
         isolation=Isolation(spec.get("isolation", Isolation.NAMESPACE)),  # older rows do not have it
         containers=spec.get("containers", False),  # likewise
+        host_labels=spec.get("host_labels") or NO_LABELS,  # likewise
         alias=spec["alias"],
         name=spec["name"],
         pause_kind=PauseKind(pause_kind) if pause_kind else None,

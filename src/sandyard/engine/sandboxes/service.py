@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from sandyard.engine.contract import Driver
+from sandyard.engine.contract import Driver, Isolation
 from sandyard.engine.sandboxes.components import Components
 from sandyard.engine.sandboxes.errors import PortClosedError, SandboxUnreachableError, StuckError, make_not_found_error
 from sandyard.engine.sandboxes.model import (
@@ -38,7 +38,7 @@ from sandyard.engine.sandboxes.model import (
     Template,
     Templates,
 )
-from sandyard.engine.sandboxes.registry import Entry
+from sandyard.engine.sandboxes.registry import LiveSandbox
 from sandyard.engine.sandboxes.repository import compute_digest
 from sandyard.engine.sandboxes.snapshots import DEFAULT_TAG, split_name
 from sandyard.engine.settings import EngineSettings
@@ -96,7 +96,7 @@ class Sandboxes:
     async def open(self) -> None:
         """Take over the driver and its sandboxes, finish or undo what a crash interrupted, and start timers and
         pool."""
-        await self.components.open(self._default_template)
+        await self.components.open(self._get_default_template)
 
     async def close(self) -> None:
         """Release the driver; sandboxes keep running. Idempotent."""
@@ -145,12 +145,12 @@ class Sandboxes:
             use = self.components.repository.find_key_use(*key)
             if use is not None:
                 self._require_same_request(use.digest, request_digest)
-                entry = self.components.registry.find(use.sandbox_id)
-                if entry is None:
+                sandbox = self.components.registry.find(use.sandbox_id)
+                if sandbox is None:
                     raise ConflictError(
                         f"The idempotency key was used for sandbox '{use.sandbox_id}', which has ended."
                     )
-                return entry.record
+                return sandbox.record
             template = self.resolve_template(request.template)
             before = request_digest
             task = self.components.tasks.spawn(self._hold_and_create(request, template, (*key, request_digest)))
@@ -173,8 +173,8 @@ class Sandboxes:
 
     def find(self, sandbox_id: str) -> Sandbox | None:
         """Return a sandbox or None."""
-        entry = self.components.registry.find(sandbox_id)
-        return None if entry is None else entry.record
+        sandbox = self.components.registry.find(sandbox_id)
+        return None if sandbox is None else sandbox.record
 
     def list(self, query: SandboxQuery = _ALL) -> Page[Sandbox]:
         """Return a page, newest first. A sandbox that exists while all pages are read is returned exactly once. Raises
@@ -188,42 +188,42 @@ class Sandboxes:
     async def kill(self, sandbox_id: str) -> None:
         """Kill a running or paused sandbox. Raises NotFoundError if it does not exist (also if another kill was
         first)."""
-        entry = self.components.registry.get(sandbox_id)
-        await self.components.tasks.finish(self.components.remover.kill(entry, "The sandbox was killed on request"))
+        sandbox = self.components.registry.get(sandbox_id)
+        await self.components.tasks.finish(self.components.remover.kill(sandbox, "The sandbox was killed on request"))
 
     async def pause(self, sandbox_id: str, *, memory: bool = True) -> Sandbox:
         """Pause the sandbox. `memory=False` keeps only the file system. Raises ConflictError if it is already
         paused."""
-        entry = self.components.registry.get(sandbox_id)
-        return await self.components.tasks.finish(self.components.lifecycle.pause(entry, memory=memory))
+        sandbox = self.components.registry.get(sandbox_id)
+        return await self.components.tasks.finish(self.components.lifecycle.pause(sandbox, memory=memory))
 
     async def connect(self, sandbox_id: str, timeout_s: float, *, memory: bool = True) -> tuple[Sandbox, bool]:
         """Connect to a sandbox. If running, extend its timeout to `timeout_s` from now, never shorten it, and return
         (sandbox, False). If paused, resume it and return (sandbox, True). `memory=False` discards the memory and boots
         it again."""
         self._check_timeout(timeout_s)
-        entry = self.components.registry.get(sandbox_id)
-        return await self.components.tasks.finish(self.components.lifecycle.connect(entry, timeout_s, memory=memory))
+        sandbox = self.components.registry.get(sandbox_id)
+        return await self.components.tasks.finish(self.components.lifecycle.connect(sandbox, timeout_s, memory=memory))
 
     async def resume(
         self, sandbox_id: str, timeout_s: float, *, auto_pause: bool | None = None, memory: bool = True
     ) -> Sandbox:
         """Resume a paused sandbox. Raises ConflictError if it is running."""
         self._check_timeout(timeout_s)
-        entry = self.components.registry.get(sandbox_id)
-        work = self.components.lifecycle.resume(entry, timeout_s, auto_pause=auto_pause, memory=memory)
+        sandbox = self.components.registry.get(sandbox_id)
+        work = self.components.lifecycle.resume(sandbox, timeout_s, auto_pause=auto_pause, memory=memory)
         return await self.components.tasks.finish(work)
 
     async def set_timeout(self, sandbox_id: str, timeout_s: float) -> Sandbox:
         """Set the timeout, counted from now; may shorten it. 0 or less expires at once. Raises NotFoundError for a
         paused sandbox, as E2B does."""
         self._check_timeout(max(0.0, timeout_s))
-        entry = await self._get_running(sandbox_id)
-        record = self.components.lifecycle.extend(entry, max(0.0, timeout_s), may_shorten=True)
+        sandbox = await self._get_running(sandbox_id)
+        record = self.components.lifecycle.extend(sandbox, max(0.0, timeout_s), may_shorten=True)
         if timeout_s > 0:
             return record
-        await self.components.tasks.finish(self.components.lifecycle.handle_timer(entry))
-        return entry.record
+        await self.components.tasks.finish(self.components.lifecycle.handle_timer(sandbox))
+        return sandbox.record
 
     async def refresh(self, sandbox_id: str, duration_s: float) -> Sandbox:
         """Like set_timeout, but never shortens."""
@@ -240,8 +240,8 @@ class Sandboxes:
         if not 1 <= count <= self._settings.max_forks:
             raise InvalidInputError(f"Count must be at least 1 and cannot be greater than {self._settings.max_forks}")
         self._check_timeout(timeout_s)
-        entry = self.components.registry.get(sandbox_id)
-        return await self.components.tasks.finish(self.components.creation.fork(entry, count, timeout_s, memory))
+        sandbox = self.components.registry.get(sandbox_id)
+        return await self.components.tasks.finish(self.components.creation.fork(sandbox, count, timeout_s, memory))
 
     async def snapshot(self, sandbox_id: str, name: str | None = None) -> Snapshot:
         """Save the current file system under a new id. `name` may contain `:tag`; an existing name and tag is moved to
@@ -250,11 +250,11 @@ class Sandboxes:
         existing = self._templates.resolve(chosen) if chosen is not None else None
         if existing is not None and not existing.can_be_overridden:
             raise ConflictError(f"A template with the name {chosen!r} already exists. Choose another name.")
-        entry = self.components.registry.get(sandbox_id)
-        return await self.components.tasks.finish(self._snapshot(entry, chosen, tag or DEFAULT_TAG))
+        sandbox = self.components.registry.get(sandbox_id)
+        return await self.components.tasks.finish(self._snapshot(sandbox, chosen, tag or DEFAULT_TAG))
 
-    async def _snapshot(self, entry: Entry, name: str | None, tag: str) -> Snapshot:
-        snapshot = await self.components.creation.snapshot(entry, name, tag)
+    async def _snapshot(self, sandbox: LiveSandbox, name: str | None, tag: str) -> Snapshot:
+        snapshot = await self.components.creation.snapshot(sandbox, name, tag)
         await self.components.database.flush()
         return snapshot
 
@@ -273,27 +273,27 @@ class Sandboxes:
 
     async def set_network(self, sandbox_id: str, network: Network) -> Sandbox:
         """Replace the egress policy of a running sandbox. Raises ConflictError if it is paused."""
-        entry = self.components.registry.get(sandbox_id)
-        return await self.components.tasks.finish(self.components.lifecycle.set_network(entry, network))
+        sandbox = self.components.registry.get(sandbox_id)
+        return await self.components.tasks.finish(self.components.lifecycle.set_network(sandbox, network))
 
     async def list_metrics(
         self, sandbox_id: str, start: float | None = None, end: float | None = None
     ) -> Sequence[Metric]:
         """Return the samples, oldest first. A running sandbox without samples is sampled at once."""
-        entry = self.components.registry.get(sandbox_id)
-        if not entry.series:
-            await self.components.sampler.sample(entry)
-        return entry.series.list_between(start, end) if entry.series is not None else []
+        sandbox = self.components.registry.get(sandbox_id)
+        if not sandbox.series:
+            await self.components.sampler.sample(sandbox)
+        return sandbox.series.list_between(start, end) if sandbox.series is not None else []
 
     async def get_latest_metrics(self, sandbox_ids: Sequence[str]) -> dict[str, Metric]:
         """Return the newest sample of each sandbox that exists."""
         found: dict[str, Metric] = {}
-        for entry in filter(None, map(self.components.registry.find, sandbox_ids)):
-            if not entry.series:
-                await self.components.sampler.sample(entry)
-            last = entry.series.get_last() if entry.series is not None else None
+        for sandbox in filter(None, map(self.components.registry.find, sandbox_ids)):
+            if not sandbox.series:
+                await self.components.sampler.sample(sandbox)
+            last = sandbox.series.get_last() if sandbox.series is not None else None
             if last is not None:
-                found[entry.id] = last
+                found[sandbox.id] = last
         return found
 
     @property
@@ -303,9 +303,9 @@ class Sandboxes:
 
     async def log_denied(self, sandbox_id: str) -> None:
         """Update the log with what the sandbox's egress policy has blocked."""
-        entry = self.components.registry.find(sandbox_id)
-        if entry is not None:
-            await self.components.lifecycle.log_denied(entry)
+        sandbox = self.components.registry.find(sandbox_id)
+        if sandbox is not None:
+            await self.components.lifecycle.log_denied(sandbox)
 
     def list_logs(self, sandbox_id: str, query: LogQuery = _ALL_LOGS) -> Sequence[LogEntry]:
         """Return log entries, also of a sandbox that has ended, while its logs are kept. Raises NotFoundError."""
@@ -328,43 +328,43 @@ class Sandboxes:
         """Return a connected, non-blocking socket to a port of the sandbox. A paused sandbox is resumed first if it
         allows that. Raises SandboxUnreachableError "… was not found" (does not exist, or is paused) or PortClosedError
         "… port is not open"."""
-        entry = self.components.registry.find(sandbox_id)
-        if entry is None:
+        sandbox = self.components.registry.find(sandbox_id)
+        if sandbox is None:
             raise SandboxUnreachableError
-        if entry.changing is not None:
-            await self._wait_until_settled(entry)
-        if not entry.record.running or entry.removal_reason is not None:
-            await self._wake(entry)
+        if sandbox.changing is not None:
+            await self._wait_until_settled(sandbox)
+        if not sandbox.record.running or sandbox.removal_reason is not None:
+            await self._wake(sandbox)
         driver = self.components.calls.driver
         try:
-            return await self.components.calls.run("connect", sandbox_id, driver.connect(entry.record.handle, port))
+            return await self.components.calls.run("connect", sandbox_id, driver.connect(sandbox.record.handle, port))
         except StuckError:
             raise
         except (UnreachableError, NotFoundError) as error:
             raise (
                 PortClosedError()
-                if entry.removal_reason is None and entry.record.running
+                if sandbox.removal_reason is None and sandbox.record.running
                 else SandboxUnreachableError()
             ) from error
 
-    async def _wait_until_settled(self, entry: Entry) -> None:
-        if entry.changing is not None:
-            done, _ = await asyncio.wait({entry.changing}, timeout=self._settings.get_deadline("boot"))
+    async def _wait_until_settled(self, sandbox: LiveSandbox) -> None:
+        if sandbox.changing is not None:
+            done, _ = await asyncio.wait({sandbox.changing}, timeout=self._settings.get_deadline("boot"))
             if not done:
-                raise StuckError(f"Sandbox '{entry.id}' is changing its state and does not finish. Try again later.")
+                raise StuckError(f"Sandbox '{sandbox.id}' is changing its state and does not finish. Try again later.")
 
-    async def _wake(self, entry: Entry) -> None:
+    async def _wake(self, sandbox: LiveSandbox) -> None:
         """Resume a paused sandbox for traffic. Raises SandboxUnreachableError if it does not allow that."""
-        record = entry.record
+        record = sandbox.record
         # Traffic does not boot a sandbox without memory, unless it lost its memory without its user's decision.
         may_wake = record.auto_resume and (
             record.pause_kind is not PauseKind.FILESYSTEM or record.memory_lost is not None
         )
-        if entry.removal_reason is not None or not may_wake:
+        if sandbox.removal_reason is not None or not may_wake:
             raise SandboxUnreachableError
         timeout_s = max(record.timeout_s, self._settings.auto_resume_timeout_s)
         try:
-            await self.components.tasks.finish(self.components.lifecycle.wake(entry, timeout_s))
+            await self.components.tasks.finish(self.components.lifecycle.wake(sandbox, timeout_s))
         except NotFoundError as error:
             raise SandboxUnreachableError from error
 
@@ -377,8 +377,19 @@ class Sandboxes:
             raise NotFoundError(f"template '{name[:200]}' {self.make_ready(found)}")
         return found
 
+    def choose_isolation(self, template: str, metadata: Mapping[str, str]) -> tuple[Isolation, bool]:
+        """Return the isolation level that a sandbox of this template would get now, and whether it could run containers.
+        Raises NotFoundError, InvalidInputError and UnsupportedError, like a create."""
+        found, creation = self.find_template(template), self.components.creation
+        isolation = creation.choose_isolation(found, metadata)
+        return isolation, creation.choose_containers(found, isolation, metadata)
+
     def _has_template(self, name: str) -> bool:
-        return self._templates.resolve(name) is not None or self.has_snapshot(name)
+        return self.is_template(name) or self.has_snapshot(name)
+
+    def is_template(self, name: str) -> bool:
+        """Return whether a template, which is not a snapshot, has this id or name."""
+        return self._templates.resolve(name) is not None
 
     def find_template(self, name: str) -> Template:
         """Return the template, ready or not. Raises NotFoundError."""
@@ -390,7 +401,7 @@ class Sandboxes:
             raise NotFoundError(f"template '{name[:200]}' not found" + (f": {missing}" if missing else ""))
         return found
 
-    def _default_template(self) -> Template | None:
+    def _get_default_template(self) -> Template | None:
         """Return the template whose sandboxes are pooled."""
         found = self._templates.resolve(self._settings.default_template)
         return found if found is not None and found.ready else None
@@ -408,15 +419,15 @@ class Sandboxes:
         """Return whether a sandbox or a snapshot needs this layer; then its owner must not remove it yet."""
         return self.components.uses_layer(layer)
 
-    async def _get_running(self, sandbox_id: str) -> Entry:
-        """Return the entry of a sandbox that is running and is not being paused. Raises NotFoundError."""
-        entry = self.components.registry.get(sandbox_id)
-        if entry.record.running:
-            # A sandbox that is being paused would not keep running, whatever its record says.
-            await self._wait_until_settled(entry)
-        if not entry.record.running:
+    async def _get_running(self, sandbox_id: str) -> LiveSandbox:
+        """Return a sandbox that is running and is not being paused. Raises NotFoundError."""
+        sandbox = self.components.registry.get(sandbox_id)
+        if sandbox.record.running:
+            # A sandbox that is being paused would not keep running, even if its record says so.
+            await self._wait_until_settled(sandbox)
+        if not sandbox.record.running:
             raise NotFoundError(f"Sandbox '{sandbox_id}' is paused")
-        return entry
+        return sandbox
 
     def _check_timeout(self, timeout_s: float) -> None:
         limit = self._settings.max_timeout_s

@@ -17,18 +17,24 @@ from sandyard.engine.sandboxes.remover import Spawn
 from sandyard.engine.sandboxes.repository import decode_start, encode_defaults, encode_limits, encode_start
 from sandyard.engine.store.database import Database, Row
 from sandyard.kit.errors import InvalidInputError, NotFoundError, SandyardError
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 from sandyard.kit.logging import get_logger
 
 log = get_logger(__name__)
 
 DEFAULT_TAG = "default"
 _NAME_PATTERN = re.compile(r"(?:[a-z0-9][a-z0-9_-]{0,62}/)?[a-z0-9][a-z0-9_.-]{0,127}")
+_ID_PATTERN = re.compile(r"s[a-z0-9]{19}")
 _TAG_PATTERN = re.compile(r"[a-z0-9][a-z0-9_.-]{0,127}")
 
 
 def make_snapshot_id() -> str:
-    return random_id("s", 19)
+    return make_random_id("s", 19)
+
+
+def is_snapshot_id(text: str) -> bool:
+    """Return whether an engine may have made this id. Names that people choose are hardly ever like it."""
+    return _ID_PATTERN.fullmatch(text) is not None
 
 
 def split_name(text: str) -> tuple[str, str | None]:
@@ -151,6 +157,10 @@ class Snapshots:
     def find(self, snapshot_id: str) -> Snapshot | None:
         """Return a snapshot that clients see, or None."""
         return self._live.get(snapshot_id)
+
+    def find_stored(self, snapshot_id: str) -> Snapshot | None:
+        """Return a snapshot whose files exist, also one that clients do not see, or None."""
+        return self._live.get(snapshot_id) or self._deleted.get(snapshot_id)
 
     def list_all(self) -> list[Snapshot]:
         """Return the snapshots that clients see, oldest first."""

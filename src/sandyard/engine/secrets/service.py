@@ -6,6 +6,7 @@ that are swapped do not decrypt. Only the current version is kept, because no AP
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -14,15 +15,16 @@ from pathlib import Path
 
 from sandyard.engine.store.database import Database, Row
 from sandyard.kit.clock import Clock, SystemClock
-from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
-from sandyard.kit.ids import random_id
+from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError, SandyardError
+from sandyard.kit.ids import make_random_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.secret import Secret
-from sandyard.kit.vault import Vault
+from sandyard.kit.vault import RETIRE_AFTER_S, KeyState, Vault, VaultError, describe_keys
 
 log = get_logger(__name__)
 
 PREFIX = "sec_"
+TIDY_INTERVAL_S = 600.0
 MAX_NAME_LENGTH, MAX_VALUE_BYTES = 255, 32 << 10
 MAX_METADATA_ENTRIES, MAX_METADATA_KEY_BYTES, MAX_METADATA_VALUE_BYTES, MAX_METADATA_BYTES = 32, 128, 1024, 8192
 _FORBIDDEN_IN_NAME = re.compile(r"[{}\x00-\x1f\x7f-\x9f]")
@@ -61,7 +63,7 @@ class Secrets:
         name, now = _normalize_name(name), self._clock.now()
         stored = _encode_metadata(metadata or {})
         _check_value(value)
-        secret_id = random_id(PREFIX)
+        secret_id = make_random_id(PREFIX)
         sealed = self._vault.seal(value, secret_id, "1")
         with self._database.transaction():
             if self._find(name) is not None:
@@ -130,6 +132,49 @@ class Secrets:
             raise NotFoundError(f"secret {name[:100]!r} not found.")
         secret_id, version, sealed = rows[0]
         return self._vault.open(sealed, secret_id, str(version))
+
+    # The key ----------------------------------------------------------------------------------------------------------
+
+    def describe_keys(self) -> KeyState:
+        """Return the keys, and how many values each has encrypted."""
+        return describe_keys(self._vault, (row[0] for row in self._database.query("SELECT sealed FROM secrets")))
+
+    async def rotate_key(self) -> KeyState:
+        """Encrypt all values with a new key. The old one stays in the file for a day, for backups that are being written."""
+        self._vault.rotate()
+        await self.reseal()
+        return self.describe_keys()
+
+    async def reseal(self) -> None:
+        """Encrypt values with the newest key that are encrypted with an older one."""
+        with self._database.transaction():
+            for secret_id, version, sealed in self._database.query("SELECT id, version, sealed FROM secrets"):
+                if self._vault.is_current(sealed):
+                    continue
+                with contextlib.suppress(VaultError):  # its key is lost, so it cannot be read anyway
+                    value = self._vault.open(sealed, secret_id, str(version))
+                    self._database.execute(
+                        "UPDATE secrets SET sealed = ? WHERE id = ?",
+                        (self._vault.seal(value, secret_id, str(version)), secret_id),
+                    )
+        await self._database.flush()
+
+    async def tidy_keys(self) -> None:
+        """Remove old keys a day after a rotation, and finish a rotation that a crash has interrupted."""
+        if len(self._vault.list_key_ids()) < 2:
+            return
+        await self.reseal()
+        state = self.describe_keys()
+        if not state.has_old_values and self._clock.now() - state.changed_at > RETIRE_AFTER_S:
+            self._vault.retire()
+
+    async def tidy_keys_regularly(self) -> None:
+        while True:
+            try:
+                await self.tidy_keys()
+            except SandyardError as error:
+                log.warning("key_not_retired", reason=error.message)
+            await self._clock.sleep(TIDY_INTERVAL_S)
 
     def _find(self, reference: str) -> Row | None:
         column = "id" if reference.startswith(PREFIX) else "name"

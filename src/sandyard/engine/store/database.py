@@ -24,6 +24,7 @@ from sandyard.engine.store.disk_reserve import DiskReserve
 from sandyard.engine.store.schema import STEPS
 from sandyard.kit.errors import BusyError, NoSpaceError, SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.sqlite_copy import make_temporary_copy
 
 log = get_logger(__name__)
 
@@ -51,7 +52,7 @@ class Database:
         self._flush_lock = threading.Lock()
 
     def open(self) -> None:
-        """Open, create or upgrade the database. Raises if a newer engine created it."""
+        """Open, create or upgrade the database, which is tried on a copy first. Raises if that fails, or if a newer engine created it."""
         self._reserve.release()
         try:
             self._connection = _connect(self._path)
@@ -132,7 +133,7 @@ class Database:
             raise
         self._has_unflushed_commits = True  # not earlier: a flush during the transaction would reset it
 
-    def data_version(self) -> int:
+    def get_data_version(self) -> int:
         """Return a number that changes when another connection commits. Takes microseconds."""
         return int(self.query("PRAGMA data_version")[0][0])
 
@@ -157,20 +158,11 @@ class Database:
 
     def _migrate(self) -> None:
         connection = self._open_connection
-        version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-        if version > len(STEPS):
-            raise SandyardError(
-                f"The database {self._path} was created by a newer engine (schema {version}, supported here: {len(STEPS)}). "
-                "Upgrade the engine."
-            )
-        if version < len(STEPS):
+        if _read_version(connection, self._path) < len(STEPS):
+            try_migration(self._path)
             # a crash leaves the old schema; another process that upgrades at the same time waits
             with self.transaction():
-                version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-                for step in STEPS[version:]:
-                    for statement in _split_statements(step):
-                        connection.execute(statement)
-                connection.execute(f"PRAGMA user_version = {len(STEPS)}")
+                _apply_steps(connection)
 
     def _flush_loop(self) -> None:
         while not self._stopping.wait(self._interval):
@@ -209,6 +201,48 @@ class Database:
                 if connection is not None:
                     connection.close()
             self._flusher = self._connection = None
+
+
+def try_migration(path: Path) -> None:
+    """Try on a copy whether the database can be upgraded. Raises SandyardError if not, or if a newer engine created it.
+
+    Changes nothing, and does nothing if there is no database or nothing to upgrade.
+    """
+    if not path.exists():
+        return
+    try:
+        with contextlib.closing(_connect(path)) as connection:
+            version = _read_version(connection, path)
+        if not 0 < version < len(STEPS):
+            return
+        with make_temporary_copy(path) as copy, contextlib.closing(_connect(copy)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            _apply_steps(connection)
+            connection.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise _translate_error(
+            error,
+            f"The database {path} cannot be upgraded by this version: {error}. It was tried on a copy, and nothing has been changed: "
+            "install the version before again.",
+        ) from error
+
+
+def _read_version(connection: sqlite3.Connection, path: Path) -> int:
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version > len(STEPS):
+        raise SandyardError(
+            f"The database {path} was created by a newer engine (schema {version}, supported here: {len(STEPS)}). Upgrade the engine."
+        )
+    return version
+
+
+def _apply_steps(connection: sqlite3.Connection) -> None:
+    """Apply the missing steps inside the open transaction."""
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    for step in STEPS[version:]:
+        for statement in _split_statements(step):
+            connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {len(STEPS)}")
 
 
 def _split_statements(script: str) -> Iterator[str]:

@@ -40,6 +40,11 @@ class DataDir(OwnedFolder):
         return self.path / "tls"
 
     @property
+    def hosts_authority(self) -> Path:
+        """The authority that only this engine and its hosts trust."""
+        return self.path / "ca" / "hosts"
+
+    @property
     def trust(self) -> Path:
         """Layers that make sandboxes trust this engine's own authority."""
         return self.path / "trust"

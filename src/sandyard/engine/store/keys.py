@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from sandyard.engine.store.database import Database
 from sandyard.kit.clock import Clock, SystemClock
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
-from sandyard.kit.ids import random_id, random_secret
+from sandyard.kit.ids import make_random_id, make_random_secret
 from sandyard.kit.secret import Secret
 
 RECHECK_S = 0.25  # how long keys are checked without looking for changes by other processes
@@ -50,8 +50,8 @@ class ApiKeys:
     def create(self, label: str) -> tuple[ApiKey, Secret]:
         """Create a key. The returned secret is not available anywhere else. Raises ConflictError if the label is taken."""
         label = _validate_label(label)
-        secret = random_secret(PREFIX, SECRET_BYTES)
-        key = ApiKey(random_id("k", 12), label, _make_hint(secret), self._clock.now())
+        secret = make_random_secret(PREFIX, SECRET_BYTES)
+        key = ApiKey(make_random_id("k", 12), label, _make_hint(secret), self._clock.now())
         with self._database.transaction():
             self._require_unused(label)
             self._database.execute(
@@ -96,7 +96,7 @@ class ApiKeys:
         now = time.monotonic()
         if self._version is None or now - self._checked_at > RECHECK_S:
             self._checked_at = now
-            if self._database.data_version() != self._version:
+            if self._database.get_data_version() != self._version:
                 self._reload()
         digest = _hash(candidate)
         entry = self._fixed.get(digest[:_INDEX_BYTES]) or self._keys.get(digest[:_INDEX_BYTES])
@@ -107,7 +107,7 @@ class ApiKeys:
             raise ConflictError(f"An API key with the label {label!r} already exists. Choose another label.")
 
     def _reload(self) -> None:
-        self._version = self._database.data_version()
+        self._version = self._database.get_data_version()
         rows = self._database.query("SELECT hash, id, label, hint, created_at FROM api_keys")
         self._keys = _index((row[0], ApiKey(*row[1:])) for row in rows)
 

@@ -157,4 +157,43 @@ STEPS: tuple[str, ...] = (
         PRIMARY KEY (store, snapshot_id)
     ) WITHOUT ROWID;
     """,
+    """
+    CREATE TABLE hosts (
+        id TEXT PRIMARY KEY,
+        name TEXT NOT NULL UNIQUE,
+        address TEXT NOT NULL,
+        port INTEGER NOT NULL,
+        labels TEXT NOT NULL,             -- JSON
+        draining INTEGER NOT NULL,        -- 1: gets no new sandboxes; 2: and those that it has are moved away
+        key_fingerprint TEXT NOT NULL UNIQUE,
+        serial TEXT NOT NULL,             -- of its newest certificate
+        expires_at REAL NOT NULL,
+        joined_at REAL NOT NULL
+    ) WITHOUT ROWID;
+
+    CREATE TABLE join_tokens (
+        id TEXT PRIMARY KEY,
+        hash BLOB NOT NULL,
+        expires_at REAL NOT NULL,
+        used_by TEXT                      -- the key fingerprint of the host that joined with it
+    ) WITHOUT ROWID;
+    """,
+    """
+    CREATE TABLE origins (            -- of layers and volumes that are not, or not only, on the engine's machine
+        name TEXT PRIMARY KEY,        -- of a layer, or `volume:` and its id
+        host TEXT,                    -- that made it; NULL: the engine's machine
+        content TEXT                  -- digest of the layer's files, once it was transferred
+    ) WITHOUT ROWID;
+    """,
+    """
+    CREATE TABLE checkpoints (        -- the newest files of a sandbox of another host that are on the engine's machine
+        sandbox_id TEXT PRIMARY KEY,
+        snapshot_id TEXT NOT NULL,
+        taken_at REAL NOT NULL
+    ) WITHOUT ROWID;
+    """,
+    """
+    ALTER TABLE hosts ADD COLUMN source TEXT NOT NULL DEFAULT 'static';        -- that lists the machine
+    ALTER TABLE join_tokens ADD COLUMN source TEXT NOT NULL DEFAULT 'static';  -- that the token was made for
+    """,
 )

@@ -12,6 +12,7 @@ import platform
 import shlex
 import subprocess
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,6 +107,24 @@ def build(folder: TemplateFolder, report: Report, *, force: bool = False) -> Tem
         return folder.publish(work, version)
 
 
+def run_build(command: Sequence[str], feed: Callable[[str], None]) -> tuple[int, Sequence[str]]:
+    """Run a program that builds a template, and pass each line of its output to `feed`. Return its exit code and its last
+    lines. If an exception is raised meanwhile, it is killed."""
+    output_end: deque[str] = deque(maxlen=LOG_TAIL_LINES)
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=SAFE_FOLDER
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                output_end.append(line.rstrip())
+                feed(line)
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, output_end
+
+
 def _debootstrap(recipe: Recipe, work: Path, node_tree: Path, report: Report) -> None:
     """Build the tree in `work / ROOTFS`. The files with this machine's credentials are readable only by the engine's user."""
     archives = sources.read_sources(recipe.release)
@@ -123,30 +142,14 @@ def _debootstrap(recipe: Recipe, work: Path, node_tree: Path, report: Report) ->
         f'--customize-hook=sh {shlex.quote(str(CUSTOMIZE_SCRIPT))} "$1" {shlex.quote(str(node_tree))}',
         *(recipe.release.codename, str(work / ROOTFS), str(sources_file)),
     ]
-    tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
     progress = MmdebstrapProgress(
         lambda part, activity: report.update(NODE_SHARE + part * (0.99 - NODE_SHARE), activity)
     )
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=SAFE_FOLDER,
-    ) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                tail.append(line.rstrip())
-                progress.feed(line)
-        except BaseException:
-            process.kill()
-            raise
+    exit_code, output_end = run_build(command, progress.feed)
     sources_file.unlink()
     settings_file.unlink()
-    if process.returncode:
-        raise BuildError("Could not build template base. Last output of mmdebstrap:\n  " + "\n  ".join(tail))
+    if exit_code:
+        raise BuildError("Could not build template base. Last output of mmdebstrap:\n  " + "\n  ".join(output_end))
     _write_sources(archives, work / ROOTFS)
     for device in (work / ROOTFS / "dev").iterdir():  # a sandbox has its own /dev
         remove_tree(device)
@@ -173,6 +176,6 @@ def _write_sources(archives: list[sources.Source], root: Path) -> None:
 
 
 def measure_size(tree: Path) -> str:
-    """Return the disk space that a tree uses, for users: "812 MB"."""
+    """Return the disk space that a tree uses, for users: "812 MiB"."""
     result = subprocess.run(["du", "-sm", str(tree)], capture_output=True, text=True, check=True)
-    return f"{result.stdout.split()[0]} MB"
+    return f"{result.stdout.split()[0]} MiB"

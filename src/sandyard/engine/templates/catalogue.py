@@ -128,7 +128,7 @@ class Catalogue:
         self._serve(*await asyncio.to_thread(self._read_folder))
 
     def _read_folder(self) -> tuple[Sequence[Template], tuple[int, ...], bool]:
-        """Return what can be served, the folder's stamp before it was read, and whether `host` replaces `base`."""
+        """Return the usable templates, the folder's stamp before it was read, and whether `host` replaces `base`."""
         stamp = self._get_stamp()
         built_base, built_host = self._find_newest(base.NAME), self._find_newest(host.NAME)
         trust = (read_trust() if self._carry_host_trust else Trust()).with_authorities(self._authorities)
@@ -160,7 +160,7 @@ class Catalogue:
         return self._templates
 
     async def start(self) -> None:
-        """Start building whatever is missing or outdated, in the background. Returns at once."""
+        """Start building missing and outdated templates in the background. Returns at once."""
         self._builder = asyncio.create_task(self._build_outdated())
         self._watcher = asyncio.create_task(self._watch())
 

@@ -1,8 +1,8 @@
-"""The machine-wide folder of templates: `<folder>/<name>/<version>/{manifest.json,rootfs/}`.
+"""The machine-wide folder of templates: `<folder>/<name>/<version>/{manifest.json,size,rootfs/}`.
 
 A version is built in a hidden directory next to it and renamed when it is complete, so that a kill at any time leaves
 no partial template. With a lock per name, two engines that need the same template wait for each other. Published
-versions are never changed and never removed here: sandboxes or snapshots of any engine may use them.
+versions are never changed: sandboxes or snapshots of any engine may use them. `unused.py` finds those that can be removed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from sandyard.engine.drivers.layer_names import TEMPLATE, make_layer_name
+from sandyard.kit.disk_usage import measure
 from sandyard.kit.errors import BusyError, NoSpaceError
 
 ROOTFS = "rootfs"
 MANIFEST = "manifest.json"
+SIZE = "size"
 BUILDING = ".building-"
 
 
@@ -120,9 +122,23 @@ class TemplateFolder:
         manifest = asdict(version) | {"details": dict(version.details)}
         del manifest["path"]
         (work / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        (work / SIZE).write_text(str(measure(work)))
         subprocess.run(["sync", "-f", str(work)], check=True)
         work.rename(version.path)
         return version
+
+    def measure(self, version: TemplateVersion) -> int:
+        """Return the bytes of a version on the disk, which were counted when it was published. The files of a version that
+        an earlier release published are counted by the first call, which can take a minute."""
+        stored = version.path / SIZE
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            return int(stored.read_text())
+        size = measure(version.path)
+        with contextlib.suppress(OSError):  # removed meanwhile, or the disk is full
+            partial = version.path / f"{SIZE}.{os.getpid()}"
+            partial.write_text(str(size))
+            partial.rename(stored)
+        return size
 
     def make_version(self, name: str, digest: str, description: str, details: Mapping[str, str]) -> TemplateVersion:
         """Return a version that is not published yet, with the path where it will be."""

@@ -7,18 +7,14 @@ whose upper directory is the layer.
 
 from __future__ import annotations
 
-import subprocess
-from collections import deque
 from pathlib import Path
 
 from sandyard.engine.templates import base, trust
 from sandyard.engine.templates.base import BuildError
 from sandyard.engine.templates.folder import TemplateFolder, TemplateVersion, remove_tree
 from sandyard.engine.templates.progress import Report, StepProgress
-from sandyard.kit.python import SAFE_FOLDER
 
 SCRIPT = Path(__file__).with_name("layered.sh")  # sourced by the templates' scripts
-LOG_TAIL = 15
 
 
 def find_newest(folder: TemplateFolder, name: str) -> TemplateVersion | None:
@@ -52,21 +48,9 @@ def build_layer(
         *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"),
         *("sh", str(script), str(base_version.rootfs), str(work), *arguments),
     ]
-    tail: deque[str] = deque(maxlen=LOG_TAIL)
-    progress = StepProgress(report.update)
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=SAFE_FOLDER
-    ) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                tail.append(line.rstrip())
-                progress.feed(line)
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode:
-        raise BuildError(f"Could not build template {name}. Last output:\n  " + "\n  ".join(tail))
+    exit_code, output_end = base.run_build(command, StepProgress(report.update).feed)
+    if exit_code:
+        raise BuildError(f"Could not build template {name}. Last output:\n  " + "\n  ".join(output_end))
     for leftover in ("stage", "overlay", "merged"):
         if (work / leftover).exists():
             remove_tree(work / leftover)

@@ -20,7 +20,7 @@ from sandyard.engine.volumes import mounts
 from sandyard.engine.volumes.model import Volume
 from sandyard.kit.clock import Clock, SystemClock
 from sandyard.kit.errors import BusyError, ConflictError, FullError, InvalidInputError, NotFoundError, SandyardError
-from sandyard.kit.ids import random_id, random_secret
+from sandyard.kit.ids import make_random_id, make_random_secret
 from sandyard.kit.logging import get_logger
 from sandyard.kit.secret import Secret
 from sandyard.kit.tasks import TaskSet
@@ -111,7 +111,7 @@ class Volumes:
                 f"The limit of {self._settings.max_volumes} volumes is reached. Delete one that is not needed."
             )
         size_mb = self._settings.volume_size_mb
-        volume = Volume(random_id("v", 19), name, random_secret("vol_"), size_mb, self._clock.now())
+        volume = Volume(make_random_id("v", 19), name, make_random_secret("vol_"), size_mb, self._clock.now())
         self._names[name] = volume.id
         return await self._operations.finish(self._create(volume))
 
@@ -220,4 +220,4 @@ class Volumes:
             async with asyncio.timeout(self._settings.get_deadline(verb)):
                 await call
         except TimeoutError:
-            raise BusyError(f"The driver did not answer in time ({verb}). The engine keeps trying.") from None
+            raise BusyError(f"The driver did not answer in time ({verb}). Try again later.") from None

@@ -48,6 +48,7 @@ class AgentView(Model):
         apis=["anthropic", "openai"],
         models=["gpt-5.5"],
         modes=["build", "plan"],
+        unaskedModes=[],
         version="1.18.18",
         modelReady=True,
         modelProjects=[],
@@ -67,7 +68,10 @@ class AgentView(Model):
         description="Model APIs the agent can use, in order of preference. Empty means it needs no model."
     )
     models: list[str] = Field(description="Models the agent is known to work with. Other models can be used too.")
-    modes: list[str]
+    modes: list[str] = Field(description="Modes the agent can work in, the default first.")
+    unasked_modes: list[str] = Field(
+        description="Modes in which the agent acts without asking. Not used if the project requires permission."
+    )
     version: str | None = Field(description="The version installed in a sandbox. Null means nothing is installed.")
     model_ready: bool = Field(
         description="True if the agent needs no model, or if a provider available to all users serves it."
@@ -79,7 +83,7 @@ class AgentView(Model):
     updated_at: Instant | None
 
     @classmethod
-    def of(cls, listed: ListedAgent, readiness: Mapping[str, Readiness], default: str) -> AgentView:
+    def from_agent(cls, listed: ListedAgent, readiness: Mapping[str, Readiness], default: str) -> AgentView:
         profile = listed.profile
         ready = readiness[profile.name]
         return cls(
@@ -92,6 +96,7 @@ class AgentView(Model):
             apis=list(profile.apis),
             models=list(profile.models),
             modes=list(profile.modes),
+            unasked_modes=list(profile.unasked_modes),
             version=profile.install.version if profile.install else None,
             model_ready=ready.everywhere,
             model_projects=list(ready.projects),
@@ -172,7 +177,7 @@ async def list_(caller: Caller, agents: Agents, models: Models) -> AgentList:
     found = await agents.list(caller)
     readiness = await models.list_readiness(caller, [agent.profile for agent in found])
     default = await agents.find_default_agent(None)
-    return AgentList(items=[AgentView.of(agent, readiness, default) for agent in found])
+    return AgentList(items=[AgentView.from_agent(agent, readiness, default) for agent in found])
 
 
 @router.post("/agents", name="agent.create", status_code=201, dependencies=[limit_rate("create")])
@@ -231,4 +236,4 @@ async def test(
 
 async def _make_view(caller: Caller, agents: Agents, models: Models, listed: ListedAgent) -> AgentView:
     readiness = await models.list_readiness(caller, [listed.profile])
-    return AgentView.of(listed, readiness, await agents.find_default_agent(None))
+    return AgentView.from_agent(listed, readiness, await agents.find_default_agent(None))

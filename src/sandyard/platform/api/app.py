@@ -9,8 +9,22 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, FastAPI
 
 from sandyard import __version__
-from sandyard.platform.api import audit, health, login, metrics, openapi, problems, projects, secrets, tokens, users
+from sandyard.kit.telemetry import TelemetryMiddleware
+from sandyard.platform.api import (
+    audit,
+    health,
+    login,
+    metrics,
+    openapi,
+    problems,
+    projects,
+    secrets,
+    status,
+    tokens,
+    users,
+)
 from sandyard.platform.api.audit_middleware import AuditMiddleware
+from sandyard.platform.api.client_address import ClientAddressMiddleware
 from sandyard.platform.api.guard import GuardMiddleware
 from sandyard.platform.api.large_responses import LargeResponseMiddleware
 from sandyard.platform.api.limits import RateLimiter
@@ -36,6 +50,7 @@ _CORE_ROUTERS = (
     projects.router,
     secrets.router,
     audit.router,
+    status.router,
 )
 
 
@@ -45,9 +60,10 @@ def build(services: Services, routers: Iterable[APIRouter], *, static: Path = ST
     `routers` are added to those of the core (users, projects, secrets …). `static` is the built web application, which answers browsers
     where no route matches.
 
-    Every middleware is plain ASGI, so that streams pass through unbuffered. From the outside in: previews, which handle their requests
-    completely; the request slots, which let users take turns; the outer middleware, which sets the request id and handles unexpected
-    errors; metrics; the guard; the audit trail, which records the outcome; the limit on large responses; then routing.
+    Every middleware is plain ASGI, so that streams pass through unbuffered. From the outside in: the address of clients behind proxies;
+    previews, which handle their requests completely; the request slots, which let users take turns; the outer middleware, which sets the
+    request id and handles unexpected errors; traces; metrics; the guard; the audit trail, which records the outcome; the limit on large
+    responses; then routing.
     """
     app = FastAPI(
         title="Sandyard",
@@ -71,9 +87,11 @@ def build(services: Services, routers: Iterable[APIRouter], *, static: Path = ST
         (AuditMiddleware, {}),
         (GuardMiddleware, {"settings": services.settings}),
         (MetricsMiddleware, {"metrics": app.state.metrics}),
+        (TelemetryMiddleware, {}),
         (OuterMiddleware, {"https": (services.settings.public_url or "").startswith("https:")}),
         (RequestSlotsMiddleware, {}),
         (PreviewMiddleware, {"services": services}),
+        (ClientAddressMiddleware, {"proxies": services.settings.trusted_proxies}),
     ):
         app.add_middleware(layer, **options)  # the last one added is the outermost
     app.openapi = lambda: openapi.make_document(app)  # type: ignore[method-assign]

@@ -65,7 +65,7 @@ Filters = Annotated[AuditQuery, Depends(_make_query)]
 
 @router.get("/audit", name="audit.list")
 async def list_audit(caller: AdminCaller, filters: Filters, page: Paging, audit: Audit) -> Page[AuditView]:
-    return Page[AuditView].of(await audit.list(caller, filters, page), AuditView.model_validate)
+    return Page[AuditView].from_listing(await audit.list(caller, filters, page), AuditView.model_validate)
 
 
 @router.get(

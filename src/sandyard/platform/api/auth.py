@@ -65,8 +65,8 @@ class _Cookie(SecurityBase):
 
     async def __call__(self, connection: HTTPConnection) -> Sequence[str]:
         """Return the values of all cookies of this name: programs on other ports can add some for other paths or domains."""
-        cookies = [one.strip() for header in connection.headers.getlist("cookie") for one in header.split(";")]
-        return [one.removeprefix(f"{COOKIE}=") for one in cookies if one.startswith(f"{COOKIE}=")]
+        cookies = [cookie.strip() for header in connection.headers.getlist("cookie") for cookie in header.split(";")]
+        return [cookie.removeprefix(f"{COOKIE}=") for cookie in cookies if cookie.startswith(f"{COOKIE}=")]
 
 
 class _Ticket(SecurityBase):

@@ -67,7 +67,7 @@ class CommandView(Model):
     finished_at: Instant | None
 
     @classmethod
-    def of(cls, row: models.Command) -> CommandView:
+    def from_row(cls, row: models.Command) -> CommandView:
         fields = {name: getattr(row, name) for name in cls.model_fields if name != "duration_ms"}
         return cls(**fields, duration_ms=_get_duration_ms(row))
 
@@ -117,7 +117,7 @@ async def execute(
     command = await commands.execute(caller, sandbox_id, new)
     add_audit_detail(request, command=command.id)
     if body.background:
-        view = CommandView.of(command).model_dump(mode="json", by_alias=True)
+        view = CommandView.from_row(command).model_dump(mode="json", by_alias=True)
         return JSONResponse(view, 202, {"Location": f"/api/v1/commands/{command.id}"})
     started = command
     command = await run_until_revoked(
@@ -140,13 +140,13 @@ async def execute(
 @router.get("/sandboxes/{sandbox_id}/commands", name="command.list")
 async def list_(caller: Caller, commands: Commands, sandbox_id: SandboxId, page: Paging) -> Page[CommandView]:
     """List commands, newest first."""
-    return Page.of(await commands.page(caller, sandbox_id, page), CommandView.of)
+    return Page.from_listing(await commands.page(caller, sandbox_id, page), CommandView.from_row)
 
 
 @router.get("/commands/{command_id}", name="command.get", dependencies=[large_response()])
 async def get(caller: Caller, commands: Commands, command_id: CommandId) -> CommandView:
     """Get a command."""
-    return CommandView.of((await commands.get_for(caller, command_id))[0])
+    return CommandView.from_row((await commands.get_for(caller, command_id))[0])
 
 
 class OutputPage(Model):
@@ -183,7 +183,7 @@ async def output(
         offset=offset,
         end=end,
         total=total,
-        complete=CommandStatus(command.status).over and end >= total,
+        complete=CommandStatus(command.status).is_final and end >= total,
         text=text,
         base64=None if text is not None else base64.b64encode(data).decode(),
     )
@@ -205,7 +205,7 @@ async def stream_(
 ) -> StreamingResponse:
     """Stream the output as it is written (SSE): `output` events with stream, offset and base64 data, then one `end` event."""
     command, _ = await commands.get_for(caller, command_id)
-    if not CommandStatus(command.status).over:
+    if not CommandStatus(command.status).is_final:
         await commands.check_access(caller, command)
     return StreamingResponse(
         _stream_events(request, caller, commands, command, {STDOUT: stdout, STDERR: stderr}),
@@ -232,8 +232,8 @@ async def _stream_events(
             yield b"event: output\ndata: %s\n\n" % json.dumps(body).encode()
     finally:
         revocation.cancel()
-    final = CommandView.of(await commands.get(command.id))
-    if not final.status.over:
+    final = CommandView.from_row(await commands.get(command.id))
+    if not final.status.is_final:
         return  # the platform is stopping, or the user lost access; the command continues
     view = final.model_dump_json(by_alias=True)
     yield b"event: end\ndata: %s\n\n" % view.encode()
@@ -242,7 +242,7 @@ async def _stream_events(
 @router.post("/commands/{command_id}/kill", name="command.kill")
 async def kill(caller: Caller, commands: Commands, command_id: CommandId) -> CommandView:
     """Kill the command. Idempotent."""
-    return CommandView.of(await commands.kill(caller, command_id))
+    return CommandView.from_row(await commands.kill(caller, command_id))
 
 
 def _get_duration_ms(row: models.Command) -> int | None:

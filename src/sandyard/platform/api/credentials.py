@@ -45,14 +45,14 @@ class CredentialList(Model):
     items: list[CredentialView]
 
     @classmethod
-    def of(cls, infos: list[CredentialInfo]) -> CredentialList:
+    def from_infos(cls, infos: list[CredentialInfo]) -> CredentialList:
         return cls(items=[CredentialView.model_validate(info) for info in infos])
 
 
 @router.get("/projects/{project_id}/credentials", name="credential.list")
 async def list_(caller: Caller, project_id: ProjectId, credentials: Credentials) -> CredentialList:
     """List the stored credentials. No endpoint returns their values."""
-    return CredentialList.of(await credentials.list(caller, project_id))
+    return CredentialList.from_infos(await credentials.list(caller, project_id))
 
 
 @router.put(
@@ -76,7 +76,7 @@ async def put(
     stored = await credentials.put(caller, project_id, **body.to_arguments())
     if test:
         await projects.record_connection_error(project_id, None)
-    return CredentialList.of(stored)
+    return CredentialList.from_infos(stored)
 
 
 @router.delete("/projects/{project_id}/credentials/{kind}", name="credential.delete", status_code=204)

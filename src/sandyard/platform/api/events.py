@@ -206,7 +206,7 @@ async def stream_frames(request: Request, caller: Principal, subscription: Subsc
                     log.info("stream_ended", user=caller.user_id, means=caller.means, reason="no longer allowed")
                     return
                 next_check = clock() + RECHECK_SECONDS
-            found = await subscription.batch(max(0.0, min(next_heartbeat, next_check) - clock()))
+            found = await subscription.wait_for_batch(max(0.0, min(next_heartbeat, next_check) - clock()))
         except SandyardError as error:
             log.warning("stream_stalled", user=caller.user_id, reason=error.message)
             await subscription.wait(RETRY_SECONDS)

@@ -45,7 +45,7 @@ class Entry(Model):
     symlink_target: str | None
 
     @classmethod
-    def of(cls, entry: FileEntry) -> Entry:
+    def from_file(cls, entry: FileEntry) -> Entry:
         return cls.model_validate(entry)
 
 
@@ -133,10 +133,10 @@ async def list_(
     more.
     """
     found = await sandboxes.list_files(caller, sandbox_id, path, depth, PageRequest(limit, cursor))
-    return Page[Entry].of(found, Entry.of)
+    return Page[Entry].from_listing(found, Entry.from_file)
 
 
 @router.get("/sandboxes/{sandbox_id}/files/info", name="file.info")
 async def info(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId, path: Path) -> Entry:
     """Get the name, kind, size, mode and owner of a file or folder. 404 if the path does not exist."""
-    return Entry.of(await sandboxes.file_info(caller, sandbox_id, path))
+    return Entry.from_file(await sandboxes.get_file_info(caller, sandbox_id, path))

@@ -145,7 +145,7 @@ async def _wait_and_respond(
     )
     if operation.status == OperationStatus.FAILED:
         git.operations.raise_failure(operation)
-    is_finished = OperationStatus(operation.status).over
+    is_finished = OperationStatus(operation.status).is_final
     view = make_operation_view(git, operation).model_dump(mode="json", by_alias=True)
     return JSONResponse(view, 200 if is_finished else 202, {"Location": f"/api/v1/git/operations/{operation.id}"})
 

@@ -52,7 +52,7 @@ async def operations(
 ) -> Page[OperationView]:
     """List operations, newest first."""
     found = await git.list_operations(caller, page, sandbox_id=sandbox_id, session_id=session_id, project_id=project_id)
-    return Page.of(found, lambda row: make_operation_view(git, row))
+    return Page.from_listing(found, lambda row: make_operation_view(git, row))
 
 
 @router.get("/git/operations/{operation_id}", name="git.operation", dependencies=[large_response()])
@@ -112,7 +112,7 @@ async def checkpoints(
 ) -> Page[CheckpointView]:
     """List checkpoints, newest first. Restore one with POST /git/restore."""
     await sessions.get(caller, session_id)
-    return Page.of(await git.list_checkpoints(caller, session_id, page), CheckpointView.model_validate)
+    return Page.from_listing(await git.list_checkpoints(caller, session_id, page), CheckpointView.model_validate)
 
 
 @router.get("/projects/{project_id}/compare", name="project.compare", dependencies=[large_response(slow=True)])

@@ -115,7 +115,7 @@ async def _check_database(services: Any) -> PartHealth:
 async def _check_schema(services: Any) -> list[str]:
     try:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            current = await migrate.current(services.database)
+            current = await migrate.get_current_revision(services.database)
     except TimeoutError:
         return ["The database did not report its schema version in time."]
     except SandyardError as error:

@@ -14,6 +14,7 @@ from fastapi import Depends
 from starlette.requests import HTTPConnection
 
 from sandyard.kit.clock import Clock
+from sandyard.kit.connections import get_address_group
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.problems import TooManyRequestsError
 from sandyard.platform.api.request_slots import release_request_slot
@@ -145,10 +146,11 @@ def count_rejected_webhook(connection: HTTPConnection) -> None:
 
 
 def get_address(connection: HTTPConnection) -> str:
-    return connection.client.host if connection.client else ""
+    """Return the client's address. All addresses of an IPv6 network (/64) are one client."""
+    return get_address_group(connection.client.host if connection.client else "")
 
 
 def count_login(connection: HTTPConnection, name: str) -> None:
-    """Count a sign-in for one name from one address, so that other people's attempts lock nobody out."""
+    """Count a sign-in for one name from one address, so that other people's attempts do not lock the user out."""
     limits: RateLimiter = connection.app.state.limits
     limits.take("login", f"{get_address(connection)} {name}")

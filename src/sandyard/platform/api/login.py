@@ -131,7 +131,7 @@ async def get_me(caller: Caller, users: Users, events: Events, settings: Setting
     return Me(
         user=UserView.model_validate(user),
         means=caller.means,
-        has_password=user.password is not None,
+        has_password=user.has_password,
         default_network=settings.network,
         last_event=last,
     )

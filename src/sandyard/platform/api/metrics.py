@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import Request
@@ -18,6 +19,7 @@ from sandyard.kit.listen import is_loopback
 from sandyard.platform.api.auth import Bearer, Cookies, authenticate
 from sandyard.platform.api.routers import PREFIX, api_router
 from sandyard.platform.db.models import Command, Event, Sandbox
+from sandyard.platform.domain.instance.queues import Queue
 
 router = api_router("service", prefix="")
 _BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
@@ -46,7 +48,21 @@ class Metrics:
         self._breaker = Gauge(
             "sandyard_engine_breaker", "0 closed (working), 1 half open, 2 open (failing).", registry=self.registry
         )
+        self._waiting = Gauge("sandyard_queue_waiting", "Work that waits, by kind.", ("queue",), registry=self.registry)
+        self._running = Gauge(
+            "sandyard_queue_running", "Work in progress, by kind.", ("queue",), registry=self.registry
+        )
+        self._oldest = Gauge(
+            "sandyard_queue_oldest_seconds",
+            "Waiting time of the oldest item. 0 if nothing waits.",
+            ("queue",),
+            registry=self.registry,
+        )
         self._seq = Gauge("sandyard_event_seq", "Number of the newest event.", registry=self.registry)
+        self._disk = Gauge("sandyard_disk_bytes", "Size of the platform's disk.", registry=self.registry)
+        self._disk_free = Gauge(
+            "sandyard_disk_free_bytes", "Free space on the platform's disk.", registry=self.registry
+        )
         self._database = Gauge("sandyard_database_up", "Whether the database responds.", registry=self.registry)
         Gauge("sandyard_info", "Version of the platform.", ("version",), registry=self.registry).labels(
             __version__
@@ -54,11 +70,15 @@ class Metrics:
 
     async def render(self, services: Any) -> bytes:
         self._breaker.set(_BREAKER_VALUES[str(services.engine.breaker.state)])
+        disk = await services.status.measure_disk()
+        self._disk.set(disk.total)
+        self._disk_free.set(disk.free)
         try:
             async with services.database.reading() as session:
                 sandboxes = (await session.execute(_count_by(Sandbox.status))).all()
                 commands = (await session.execute(_count_by(Command.status))).all()
                 seq = await session.scalar(select(func.max(Event.seq)))
+                queues = await services.status.read_queues(session)
         except SandyardError:
             self._database.set(0)
         else:
@@ -66,7 +86,15 @@ class Metrics:
             _set_gauge(self._sandboxes, sandboxes)
             _set_gauge(self._commands, commands)
             self._seq.set(seq or 0)
+            self._set_queues(queues, services.clock.now())
         return generate_latest(self.registry)
+
+    def _set_queues(self, queues: Sequence[Queue], now: float) -> None:
+        for queue in queues:
+            self._waiting.labels(queue.name).set(queue.waiting)
+            self._running.labels(queue.name).set(queue.running)
+            since = queue.waiting_since
+            self._oldest.labels(queue.name).set(0 if since is None else max(0.0, now - since.timestamp()))
 
 
 class MetricsMiddleware:

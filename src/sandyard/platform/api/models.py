@@ -28,7 +28,7 @@ router = api_router("models")
 Models = Annotated[service.Models, inject("models")]
 Agents = Annotated[catalogue.AgentCatalogue, inject("agents")]
 ProviderId = Annotated[str, id_in_path("provider", "prv_0mh3k7a1x2abcdefghij")]
-OfProject = Annotated[
+ProjectFilter = Annotated[
     str | None, Query(alias="projectId", max_length=40, description="Only providers that the project's agents may use.")
 ]
 Name = Annotated[str, Field(min_length=1, max_length=100, examples=["anthropic"])]
@@ -201,9 +201,11 @@ async def presets(caller: Caller, agents: Agents) -> ModelPresets:
 
 
 @router.get("/model-providers", name="model_provider.list")
-async def list_(caller: Caller, page: Paging, models: Models, project_id: OfProject = None) -> Page[ModelProviderView]:
+async def list_(
+    caller: Caller, page: Paging, models: Models, project_id: ProjectFilter = None
+) -> Page[ModelProviderView]:
     found = await models.providers.list(caller, page, project_id=project_id)
-    return Page[ModelProviderView].of(found, ModelProviderView.model_validate)
+    return Page[ModelProviderView].from_listing(found, ModelProviderView.model_validate)
 
 
 @router.post(

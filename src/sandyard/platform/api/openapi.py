@@ -12,6 +12,7 @@ from sandyard.platform.api.problems import MEDIA_TYPE, Problem
 TAGS = {
     "login": "Sign in, and create tickets for streams.",
     "users": "Users and their roles.",
+    "quotas": "What users and projects use, and their limits.",
     "tokens": "API tokens.",
     "projects": "Repositories, their credentials and settings.",
     "tasks": "Tasks on a project's board, their attempts, and the queue.",
@@ -33,6 +34,7 @@ TAGS = {
     "events": "Events, live and past.",
     "audit": "The audit log.",
     "secrets": "Write-only values for sandboxes.",
+    "hosts": "The machines that run sandboxes, for administrators.",
     "service": "Health, readiness and metrics.",
 }
 _STATUS_DESCRIPTIONS = {
@@ -72,6 +74,7 @@ _SUMMARIES = {
     "git.status": "Get Git status",
     "git.tag": "Create tag",
     "git.update": "Update branch",
+    "host.create_token": "Create join token",
     "login.create": "Sign in",
     "login.delete": "Sign out",
     "login.get": "Get current user",
@@ -96,6 +99,7 @@ _SUMMARIES = {
     "service.health": "Get health",
     "service.metrics": "Get metrics",
     "service.ready": "Get readiness",
+    "service.status": "Get status of the installation",
     "session.agent": "Get agent state",
     "session.checkpoint": "Checkpoint session",
     "session.provision": "Replace sandbox",

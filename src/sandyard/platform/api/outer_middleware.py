@@ -9,7 +9,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 from sandyard.kit.logging import bind_fields, get_logger
 from sandyard.platform.api.problems import INTERNAL_ERROR, make_problem
 
@@ -59,7 +59,7 @@ class OuterMiddleware:
         with bind_fields(request=request_id):
             try:
                 await self._app(scope, receive, reply)
-            except ClientDisconnect:  # while the body was read: there is nobody to respond to
+            except ClientDisconnect:  # while the body was read: the client is gone
                 log.info("request_aborted", method=scope.get("method"), path=scope["path"])
             except Exception as error:
                 log.error("request_failed", exc=error, method=scope.get("method"), path=scope["path"])  # noqa: TRY400
@@ -79,4 +79,4 @@ def _get_request_id(scope: Scope) -> str:
             if REQUEST_ID.fullmatch(given):
                 return given
             break
-    return random_id("req_")
+    return make_random_id("req_")

@@ -26,7 +26,7 @@ class Page(Model, Generic[T]):
     )
 
     @classmethod
-    def of(cls, listing: Listing[R], view: Callable[[R], T]) -> Page[T]:
+    def from_listing(cls, listing: Listing[R], view: Callable[[R], T]) -> Page[T]:
         return cls(items=[view(row) for row in listing.items], next_cursor=listing.next_cursor)
 
 

@@ -89,7 +89,7 @@ class PreparationView(Model):
     used_at: Instant | None
 
     @classmethod
-    def of(cls, row: models.Preparation) -> PreparationView:
+    def from_row(cls, row: models.Preparation) -> PreparationView:
         detail = row.detail
         details: dict[str, Any] = {
             "step": detail.get("step"),
@@ -124,7 +124,7 @@ async def list_(
     caller: Caller, preparations: Preparations, project_id: ProjectId, page: Paging
 ) -> Page[PreparationView]:
     """List preparations, newest first."""
-    return Page.of(await preparations.list(caller, project_id, page), PreparationView.of)
+    return Page.from_listing(await preparations.list(caller, project_id, page), PreparationView.from_row)
 
 
 @router.post("/projects/{project_id}/preparations", name="preparation.create", **_PREPARATION_ROUTE)
@@ -156,14 +156,14 @@ async def create(
                 )
     if row.status != PreparationStatus.READY:
         row = await preparations.get(caller, row.id)
-    view = PreparationView.of(row).model_dump(mode="json", by_alias=True)
+    view = PreparationView.from_row(row).model_dump(mode="json", by_alias=True)
     is_finished = row.status != PreparationStatus.PREPARING
     return JSONResponse(view, 200 if is_finished else 202, {"Location": f"/api/v1/preparations/{row.id}"})
 
 
 @router.get("/preparations/{preparation_id}", name="preparation.get", dependencies=[large_response()])
 async def get(caller: Caller, preparations: Preparations, preparation_id: PreparationId) -> PreparationView:
-    return PreparationView.of(await preparations.get(caller, preparation_id))
+    return PreparationView.from_row(await preparations.get(caller, preparation_id))
 
 
 @router.delete("/preparations/{preparation_id}", name="preparation.delete", status_code=204)

@@ -26,7 +26,8 @@ from sandyard.platform.domain.projects import credentials as credential_service
 from sandyard.platform.domain.projects import sample, service
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
-from sandyard.platform.domain.sandboxes.service import check_template_exists
+from sandyard.platform.domain.sandboxes.service import SandboxSettings, check_sandbox_settings
+from sandyard.platform.settings import PlatformSettings
 
 router = api_router("projects")
 Projects = Annotated[service.Projects, inject("projects")]
@@ -34,6 +35,7 @@ Agents = Annotated[catalogue.AgentCatalogue, inject("agents")]
 Samples = Annotated[sample.Samples, inject("samples")]
 ConnectionTests = Annotated[connection_test.ConnectionTests, inject("connection_tests")]
 Engine = Annotated[SandboxEngine, inject("engine")]
+Platform = Annotated[PlatformSettings, inject("settings")]
 Credentials = Annotated[credential_service.Credentials, inject("credentials")]
 ProjectId = Annotated[str, id_in_path("project", "prj_0mh3k7a1x2abcdefghij")]
 MemberId = Annotated[str, id_in_path("user", "usr_0mh3k7a1x2abcdefghij")]
@@ -152,7 +154,7 @@ async def list_projects(
     """List projects that you own or are a member of. Administrators see all projects."""
     found = await projects.list(caller, page, archived=archived)
     default = await agents.find_default_agents(found.items)
-    return Page[ProjectView].of(found, lambda project: _to_view(project, default[project.id]))
+    return Page[ProjectView].from_listing(found, lambda project: _to_view(project, default[project.id]))
 
 
 @router.post(
@@ -167,6 +169,7 @@ async def create_project(
     tests: ConnectionTests,
     agents: Agents,
     engine: Engine,
+    platform: Platform,
 ) -> ProjectView:
     drafts = await asyncio.to_thread(body.make_drafts)  # validate before anything is created
     project = await projects.draft(
@@ -174,8 +177,9 @@ async def create_project(
     )
     if body.test:
         await tests.check_draft(project, drafts)
-    if project.template is not None:
-        await check_template_exists(engine, project.template)
+    await check_sandbox_settings(
+        engine, _get_sandbox_settings(ProjectSettings.from_project(project)), platform.default_template
+    )
     project = await projects.store(project)
     add_audit_detail(request, target=project.id)
     if drafts:
@@ -217,6 +221,7 @@ async def update_project(
     tests: ConnectionTests,
     agents: Agents,
     engine: Engine,
+    platform: Platform,
     test: Annotated[
         bool,
         Query(
@@ -230,11 +235,16 @@ async def update_project(
     if test:
         tested = {name: given[name] for name in ("repository", "base_branch", "settings") if name in given}
         await tests.check_api(await projects.draft_update(caller, project_id, **tested))
-    if body.settings is not None and (template := body.settings.template) is not None:
-        before = await projects.get_changeable(caller, project_id)
-        if template != before.template:
-            await check_template_exists(engine, template)
+    if body.settings is not None:
+        before = ProjectSettings.from_project(await projects.get_changeable(caller, project_id))
+        settings = _get_sandbox_settings(body.settings)
+        if settings != _get_sandbox_settings(before):
+            await check_sandbox_settings(engine, settings, platform.default_template)
     return await make_view(agents, await projects.update(caller, project_id, **given))
+
+
+def _get_sandbox_settings(settings: ProjectSettings) -> SandboxSettings:
+    return SandboxSettings(settings.template, settings.isolation, settings.containers)
 
 
 @router.delete("/projects/{project_id}", name="project.delete", status_code=204)
@@ -272,7 +282,7 @@ def _to_view(project: Project, default_agent: str) -> ProjectView:
         name=project.name,
         repository=project.repository,
         base_branch=project.base_branch,
-        settings=ProjectSettings.of(project),
+        settings=ProjectSettings.from_project(project),
         created_at=project.created_at,
         updated_at=project.updated_at,
         archived_at=project.archived_at,

@@ -28,7 +28,7 @@ PullRequests = Annotated[service.PullRequests, inject("pull_requests")]
 Number = Annotated[int, Path(ge=1, le=2**31 - 1, examples=[17], description="The pull request's number on the forge.")]
 PullRequestId = Annotated[str, id_in_path("pull request", "pul_00mwhnkzc0a1b2c3d4e5")]
 TaskId = Annotated[str, id_in_path("task", "tsk_0mh3k7a1x2abcdefghij")]
-OfProject = Annotated[
+ProjectFilter = Annotated[
     str | None,
     Query(
         alias="projectId",
@@ -156,7 +156,7 @@ async def list_(
 ) -> Page[PullRequestView]:
     """List pull requests of projects and sessions you may see, newest first."""
     found = await pulls.list(caller, page, project_id=project_id, state=state)
-    return Page.of(found, PullRequestView.model_validate)
+    return Page.from_listing(found, PullRequestView.model_validate)
 
 
 @router.get("/github/pull-requests/{number}", name="pull_request.get", dependencies=[large_response(slow=True)])
@@ -164,7 +164,7 @@ async def get(
     caller: Caller,
     pulls: PullRequests,
     number: Number,
-    project_id: OfProject = None,
+    project_id: ProjectFilter = None,
     refresh: Annotated[bool, Query(description="Query the forge first.")] = False,
 ) -> PullRequestView:
     """Get a pull request by its number on the forge."""

@@ -79,7 +79,7 @@ class SandboxView(Model):
     destroyed_at: Instant | None
 
     @classmethod
-    def of(cls, row: models.Sandbox) -> SandboxView:
+    def from_row(cls, row: models.Sandbox) -> SandboxView:
         return cls.model_validate(row)
 
 
@@ -112,7 +112,7 @@ async def create(request: Request, caller: Caller, sandboxes: Sandboxes, body: N
     """Create a sandbox and respond when it is running."""
     row = await sandboxes.create_sandbox(caller, **dict(body))
     add_audit_detail(request, target=row.id)
-    return SandboxView.of(row)
+    return SandboxView.from_row(row)
 
 
 @router.get("/sandboxes", name="sandbox.list")
@@ -128,15 +128,17 @@ async def list_(
 ) -> Page[ListedSandbox]:
     """List your sandboxes, newest first. Deleted ones are listed only with `status=destroyed`."""
     found = await sandboxes.list_sandboxes(caller, page, everybody=everybody, status=status, session_id=session_id)
-    names = await sandboxes.names_of(found.items)
-    return Page.of(found, lambda row: ListedSandbox.with_names(row, names.get(row.id) or service.SandboxNames()))
+    names = await sandboxes.get_names(found.items)
+    return Page.from_listing(
+        found, lambda row: ListedSandbox.with_names(row, names.get(row.id) or service.SandboxNames())
+    )
 
 
 @router.get("/sandboxes/{sandbox_id}", name="sandbox.get")
 async def get(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> ListedSandbox:
     """Get a sandbox. Does not resume it."""
     row = await sandboxes.get_status(caller, sandbox_id)
-    names = await sandboxes.names_of([row])
+    names = await sandboxes.get_names([row])
     return ListedSandbox.with_names(row, names.get(row.id) or service.SandboxNames())
 
 
@@ -150,13 +152,13 @@ async def destroy(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -
 @router.post("/sandboxes/{sandbox_id}/pause", name="sandbox.pause")
 async def pause(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> SandboxView:
     """Pause all processes of the sandbox and keep its memory. Idempotent."""
-    return SandboxView.of(await sandboxes.pause(caller, sandbox_id))
+    return SandboxView.from_row(await sandboxes.pause(caller, sandbox_id))
 
 
 @router.post("/sandboxes/{sandbox_id}/resume", name="sandbox.resume")
 async def resume(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> SandboxView:
     """Resume the sandbox. Using it also resumes it. Idempotent."""
-    return SandboxView.of(await sandboxes.resume(caller, sandbox_id))
+    return SandboxView.from_row(await sandboxes.resume(caller, sandbox_id))
 
 
 @router.post("/sandboxes/{sandbox_id}/fork", name="sandbox.fork", status_code=201, dependencies=[limit_rate("create")])
@@ -164,7 +166,7 @@ async def fork(request: Request, caller: Caller, sandboxes: Sandboxes, sandbox_i
     """Copy the sandbox's files into a new sandbox."""
     row = await sandboxes.fork(caller, sandbox_id)
     add_audit_detail(request, made=row.id)
-    return SandboxView.of(row)
+    return SandboxView.from_row(row)
 
 
 class Metrics(Model):

@@ -64,7 +64,7 @@ class ScheduleView(Model):
     updated_at: Instant
 
     @classmethod
-    def of(cls, row: models.Schedule, error: str | None) -> ScheduleView:
+    def from_row(cls, row: models.Schedule, error: str | None) -> ScheduleView:
         fields = {name: getattr(row, name) for name in cls.model_fields if name not in ("task", "last_error")}
         return cls(**fields, task=ScheduledTask.model_validate(row.task), last_error=error)
 
@@ -114,7 +114,7 @@ async def list_(
     """List schedules of projects you may see, newest first."""
     found = await schedules.list(caller, page, project_id=project_id)
     failures = await schedules.list_failures(found.items)
-    return Page[ScheduleView].of(found, lambda row: ScheduleView.of(row, failures.get(row.id)))
+    return Page[ScheduleView].from_listing(found, lambda row: ScheduleView.from_row(row, failures.get(row.id)))
 
 
 @router.post("/schedules", name="schedule.create", status_code=201, dependencies=[limit_rate("create")])
@@ -123,7 +123,7 @@ async def create(request: Request, caller: Caller, schedules: Schedules, body: N
     given: dict[str, Any] = {name: getattr(body, name) for name in ("name", "cron", "timezone", "enabled")}
     row = await schedules.create(caller, body.project_id, task=body.task.to_scheduled_task(), **given)
     add_audit_detail(request, target=row.id)
-    return ScheduleView.of(row, None)
+    return ScheduleView.from_row(row, None)
 
 
 @router.get("/schedules/{schedule_id}", name="schedule.get", dependencies=[large_response()])
@@ -160,8 +160,8 @@ async def run(
     """Create the schedule's task now, on your behalf. Does not change its times."""
     row = await schedules.run(caller, schedule_id)
     add_audit_detail(request, task=row.id)
-    return TaskView.of(await tasks.cards.get_card(row))
+    return TaskView.from_card(await tasks.cards.get_card(row))
 
 
 async def _make_view(schedules: service.Schedules, row: models.Schedule) -> ScheduleView:
-    return ScheduleView.of(row, (await schedules.list_failures([row])).get(row.id))
+    return ScheduleView.from_row(row, (await schedules.list_failures([row])).get(row.id))

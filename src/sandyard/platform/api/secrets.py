@@ -23,7 +23,7 @@ SecretName = Annotated[
     str,
     Path(max_length=200, pattern=f"^{service.NAME.pattern}$", examples=["NPM_TOKEN"], description="The secret's name."),
 ]
-OfProject = Annotated[
+ProjectFilter = Annotated[
     str | None,
     Query(alias="projectId", max_length=40, description="The project's id. If it is left out: your own secrets."),
 ]
@@ -56,10 +56,10 @@ class SecretValue(Input):
 
 @router.get("/secrets", name="secret.list")
 async def list_secrets(
-    caller: Caller, page: Paging, secrets: Secrets, project_id: OfProject = None
+    caller: Caller, page: Paging, secrets: Secrets, project_id: ProjectFilter = None
 ) -> Page[SecretView]:
     """List the names of secrets. No endpoint returns their values."""
-    return Page[SecretView].of(await secrets.list(caller, page, project_id), SecretView.model_validate)
+    return Page[SecretView].from_listing(await secrets.list(caller, page, project_id), SecretView.model_validate)
 
 
 @router.put("/secrets/{name}", name="secret.put", dependencies=[limit_rate("create")])
@@ -75,7 +75,7 @@ async def put_secret(
 
 @router.delete("/secrets/{name}", name="secret.delete", status_code=204)
 async def delete_secret(
-    caller: Caller, name: SecretName, request: Request, secrets: Secrets, project_id: OfProject = None
+    caller: Caller, name: SecretName, request: Request, secrets: Secrets, project_id: ProjectFilter = None
 ) -> None:
     if project_id is not None:
         add_audit_detail(request, project=project_id)

@@ -44,6 +44,9 @@ class SessionView(Model):
     template: str
     sandbox_id: str | None
     sandbox: SandboxView | None = None
+    forked_from_id: str | None = Field(
+        description="The session that this one was forked from. It may have been deleted."
+    )
     checkpoint_at: Instant | None = Field(
         description="When the files were last saved. A new sandbox can be created from this checkpoint."
     )
@@ -52,9 +55,9 @@ class SessionView(Model):
     archived_at: Instant | None
 
     @classmethod
-    def of(cls, row: models.Session, sandbox: models.Sandbox | None = None) -> SessionView:
+    def from_row(cls, row: models.Session, sandbox: models.Sandbox | None = None) -> SessionView:
         fields = {name: getattr(row, name) for name in cls.model_fields if name != "sandbox"}
-        return cls(**fields, sandbox=None if sandbox is None else SandboxView.of(sandbox))
+        return cls(**fields, sandbox=None if sandbox is None else SandboxView.from_row(sandbox))
 
 
 class NewSession(Input):
@@ -91,7 +94,7 @@ async def create(request: Request, caller: Caller, sessions: Sessions, body: New
     """Start a session. Responds immediately, while the sandbox is being created."""
     row, sandbox = await sessions.create(caller, **dict(body))
     add_audit_detail(request, target=row.id)
-    return SessionView.of(row, sandbox)
+    return SessionView.from_row(row, sandbox)
 
 
 @router.get("/sessions", name="session.list")
@@ -105,17 +108,17 @@ async def list_(
     """List sessions you may see, newest first."""
     found = await sessions.list_sessions(caller, page, project_id=project_id, archived=archived)
     sandboxes = await sessions.get_sandboxes(found)
-    return Page.of(found, lambda row: SessionView.of(row, sandboxes.get(row.sandbox_id or "")))
+    return Page.from_listing(found, lambda row: SessionView.from_row(row, sandboxes.get(row.sandbox_id or "")))
 
 
 @router.get("/sessions/{session_id}", name="session.get")
 async def get(caller: Caller, sessions: Sessions, session_id: SessionId) -> SessionView:
-    return SessionView.of(*await sessions.get_with_sandbox(caller, session_id))
+    return SessionView.from_row(*await sessions.get_with_sandbox(caller, session_id))
 
 
 @router.patch("/sessions/{session_id}", name="session.rename", dependencies=[limit_rate("execute")])
 async def rename(caller: Caller, sessions: Sessions, session_id: SessionId, body: SessionChange) -> SessionView:
-    return SessionView.of(await sessions.rename(caller, session_id, body.title))
+    return SessionView.from_row(await sessions.rename(caller, session_id, body.title))
 
 
 @router.delete("/sessions/{session_id}", name="session.delete", status_code=204)
@@ -128,7 +131,7 @@ async def delete(caller: Caller, sessions: Sessions, session_id: SessionId) -> R
 @router.post("/sessions/{session_id}/archive", name="session.archive")
 async def archive(caller: Caller, sessions: Sessions, session_id: SessionId) -> SessionView:
     """Archive the session and pause its sandbox."""
-    return SessionView.of(await sessions.archive(caller, session_id))
+    return SessionView.from_row(await sessions.archive(caller, session_id))
 
 
 @router.post("/sessions/{session_id}/fork", name="session.fork", status_code=201, dependencies=[limit_rate("create")])
@@ -139,25 +142,25 @@ async def fork(
     Messages are not copied."""
     row, sandbox = await sessions.fork(caller, session_id, title=body.title)
     add_audit_detail(request, target=row.id)
-    return SessionView.of(row, sandbox)
+    return SessionView.from_row(row, sandbox)
 
 
 @router.get("/sessions/{session_id}/sandbox", name="session.sandbox")
 async def get_sandbox(caller: Caller, sessions: Sessions, session_id: SessionId) -> SandboxView:
     """Get the session's sandbox. Does not resume it."""
-    return SandboxView.of(await sessions.get_sandbox(caller, session_id))
+    return SandboxView.from_row(await sessions.get_sandbox(caller, session_id))
 
 
 @router.post("/sessions/{session_id}/pause", name="session.pause")
 async def pause(caller: Caller, sessions: Sessions, sandboxes: Sandboxes, session_id: SessionId) -> SandboxView:
     row = await sessions.get_sandbox(caller, session_id)
-    return SandboxView.of(await sandboxes.pause(caller, row.id))
+    return SandboxView.from_row(await sandboxes.pause(caller, row.id))
 
 
 @router.post("/sessions/{session_id}/resume", name="session.resume")
 async def resume(caller: Caller, sessions: Sessions, sandboxes: Sandboxes, session_id: SessionId) -> SandboxView:
     row = await sessions.get_sandbox(caller, session_id)
-    return SandboxView.of(await sandboxes.resume(caller, row.id))
+    return SandboxView.from_row(await sandboxes.resume(caller, row.id))
 
 
 @router.post(
@@ -165,13 +168,13 @@ async def resume(caller: Caller, sessions: Sessions, sandboxes: Sandboxes, sessi
 )
 async def provision(caller: Caller, sessions: Sessions, session_id: SessionId) -> SessionView:
     """Create a new sandbox in place of one that failed or was deleted, from the last checkpoint if there is one."""
-    return SessionView.of(*await sessions.provision(caller, session_id))
+    return SessionView.from_row(*await sessions.provision(caller, session_id))
 
 
 @router.post("/sessions/{session_id}/checkpoint", name="session.checkpoint")
 async def checkpoint(caller: Caller, sessions: Sessions, session_id: SessionId) -> SessionView:
     """Save the current state of the sandbox's files. This happens automatically before every pause."""
-    return SessionView.of(await sessions.save_snapshot(caller, session_id))
+    return SessionView.from_row(await sessions.save_snapshot(caller, session_id))
 
 
 class TextPart(Input):
@@ -197,14 +200,14 @@ class MessageView(Model):
     created_at: Instant
 
     @classmethod
-    def of(cls, row: models.Message) -> MessageView:
+    def from_row(cls, row: models.Message) -> MessageView:
         return cls.model_validate(row)
 
 
 @router.get("/sessions/{session_id}/messages", name="message.list")
 async def list_messages(caller: Caller, sessions: Sessions, session_id: SessionId, page: Paging) -> Page[MessageView]:
     """List messages, newest first."""
-    return Page.of(await sessions.list_messages(caller, session_id, page), MessageView.of)
+    return Page.from_listing(await sessions.list_messages(caller, session_id, page), MessageView.from_row)
 
 
 @router.post(
@@ -212,4 +215,4 @@ async def list_messages(caller: Caller, sessions: Sessions, session_id: SessionI
 )
 async def add_message(caller: Caller, sessions: Sessions, session_id: SessionId, body: NewMessage) -> MessageView:
     parts: list[MessagePart] = [{"type": part.type, "text": part.text} for part in body.parts]
-    return MessageView.of(await sessions.add_message(caller, session_id, parts))
+    return MessageView.from_row(await sessions.add_message(caller, session_id, parts))

@@ -72,7 +72,7 @@ class StepView(Model):
     finished_at: Instant | None
 
     @classmethod
-    def of_all(cls, steps: Sequence[models.Step]) -> list[StepView]:
+    def list_from_rows(cls, steps: Sequence[models.Step]) -> list[StepView]:
         return [
             cls(**{name: getattr(step, name) for name in _STEP_FIELDS}, outcome=outcome)
             for step, outcome in zip(steps, list_outcomes(steps), strict=True)
@@ -122,7 +122,7 @@ class AttemptView(Model):
     finished_at: Instant | None
 
     @classmethod
-    def of(cls, card: AttemptCard) -> AttemptView:
+    def from_card(cls, card: AttemptCard) -> AttemptView:
         row, detail = card.attempt, card.attempt.detail or {}
         verified = detail.get("verified")
         progress = detail.get("doing") if row.step == StepName.SETUP else None
@@ -134,7 +134,7 @@ class AttemptView(Model):
             step_output=None if progress is None else progress["output"],
             sandbox_id=card.sandbox_id,
             queue_position=card.queue_position,
-            stopping=row.cancel_at is not None and not AttemptStatus(row.status).over,
+            stopping=row.cancel_at is not None and not AttemptStatus(row.status).is_final,
             verified=None if verified is None else verified["ok"],
             verification=None if verified is None else dict(verified),
             diff=DiffStat.model_validate(detail["diff"]) if detail.get("diff") else None,
@@ -144,7 +144,7 @@ class AttemptView(Model):
             seconds=card.seconds,
             working_since=card.working_since,
             pull_request=_to_pull_summary(card.pull_request),
-            steps=None if card.steps is None else StepView.of_all(card.steps),
+            steps=None if card.steps is None else StepView.list_from_rows(card.steps),
         )
 
 
@@ -189,7 +189,7 @@ class CardView(Model):
     finished_at: Instant | None
 
     @classmethod
-    def of(cls, card: Card) -> Self:
+    def from_card(cls, card: Card) -> Self:
         row, source = card.task, card.task.source or {}
         return cls(
             **{name: getattr(row, name) for name in _TASK_FIELDS if name in cls.model_fields},
@@ -202,7 +202,7 @@ class CardView(Model):
             needs=list(card.needs),
             blocked_by=list(card.blocked_by),
             queue_position=card.queue_position,
-            attempts=[AttemptView.of(attempt) for attempt in card.attempts],
+            attempts=[AttemptView.from_card(attempt) for attempt in card.attempts],
             pull_request=_to_pull_summary(card.pull_request),
         )
 
@@ -226,7 +226,7 @@ class BoardView(Model):
     titles: dict[str, str] = Field(description="Titles of tasks that block tasks on this page but are not on it.")
 
     @classmethod
-    def of(cls, page: BoardPage) -> BoardView:
+    def from_page(cls, page: BoardPage) -> BoardView:
         return cls(
             columns=[
                 ColumnView(
@@ -234,7 +234,7 @@ class BoardView(Model):
                     total=column.total,
                     matching=column.matching,
                     failed=column.failed,
-                    items=[CardView.of(card) for card in column.cards],
+                    items=[CardView.from_card(card) for card in column.cards],
                 )
                 for column in page.columns
             ],
@@ -256,8 +256,8 @@ class AttemptList(Model):
     items: list[AttemptView]
 
     @classmethod
-    def of(cls, card: Card) -> AttemptList:
-        return cls(items=[AttemptView.of(attempt) for attempt in card.attempts])
+    def from_card(cls, card: Card) -> AttemptList:
+        return cls(items=[AttemptView.from_card(attempt) for attempt in card.attempts])
 
 
 class QueuedAttempt(Model):
@@ -276,7 +276,7 @@ class QueuedAttempt(Model):
     queued_at: Instant
 
     @classmethod
-    def of(cls, row: models.Attempt, title: str, position: int, reason: str) -> QueuedAttempt:
+    def from_row(cls, row: models.Attempt, title: str, position: int, reason: str) -> QueuedAttempt:
         fields = {name: getattr(row, name) for name in _WAITING_FIELDS}
         return cls(**fields, attempt_id=row.id, title=title, position=position, reason=reason)
 

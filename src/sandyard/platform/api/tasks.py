@@ -190,7 +190,7 @@ async def create(request: Request, caller: Caller, tasks: Tasks, body: NewTask) 
         start=body.start,
     )
     add_audit_detail(request, target=row.id)
-    return TaskView.of(await tasks.cards.get_card(row))
+    return TaskView.from_card(await tasks.cards.get_card(row))
 
 
 @router.get("/tasks", name="task.list")
@@ -205,7 +205,7 @@ async def list_(
     """List tasks by column, in board order. `steps` of attempts are left out."""
     found = await tasks.list(caller, page, project_id=project_id, status=status, q=q)
     cards = await tasks.cards.list_cards(found.items)
-    return Page(items=[TaskView.of(card) for card in cards], next_cursor=found.next_cursor)
+    return Page(items=[TaskView.from_card(card) for card in cards], next_cursor=found.next_cursor)
 
 
 @router.get("/tasks/counts", name="task.counts", dependencies=[large_response()])
@@ -241,12 +241,12 @@ async def show_board(
     """
     filters = BoardFilter(q or "", agent, show)
     page = await tasks.get_board(caller, filters, project_id=project_id, only=status, offset=offset, limit=limit)
-    return BoardView.of(page)
+    return BoardView.from_page(page)
 
 
 @router.get("/tasks/{task_id}", name="task.get", dependencies=[large_response()])
 async def get(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
-    return TaskView.of(await tasks.cards.get_card(await tasks.get(caller, task_id)))
+    return TaskView.from_card(await tasks.cards.get_card(await tasks.get(caller, task_id)))
 
 
 @router.patch("/tasks/{task_id}", name="task.update", dependencies=[limit_rate("execute")])
@@ -256,7 +256,7 @@ async def update(request: Request, caller: Caller, tasks: Tasks, task_id: TaskId
     needs, start = given.pop("needs", None), given.pop("start", None)
     changes = {name: value for name, value in given.items() if value is not None or name not in _NOT_NULLABLE}
     row = await tasks.update(caller, task_id, changes, needs=needs, start=start)
-    return TaskView.of(await tasks.cards.get_card(row))
+    return TaskView.from_card(await tasks.cards.get_card(row))
 
 
 @router.delete("/tasks/{task_id}", name="task.delete", status_code=204)
@@ -275,13 +275,13 @@ async def move(request: Request, caller: Caller, tasks: Tasks, task_id: TaskId, 
     """
     add_audit_detail(request, to=body.status)
     row = await tasks.move(caller, task_id, body.status, position=body.position, feedback=body.feedback)
-    return TaskView.of(await tasks.cards.get_card(row))
+    return TaskView.from_card(await tasks.cards.get_card(row))
 
 
 @router.post("/tasks/{task_id}/stop", name="task.stop", dependencies=[limit_rate("execute")])
 async def stop(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
     """Cancel a task and stop its attempts. Idempotent."""
-    return TaskView.of(await tasks.cards.get_card(await tasks.stop(caller, task_id)))
+    return TaskView.from_card(await tasks.cards.get_card(await tasks.stop(caller, task_id)))
 
 
 @router.post("/tasks/{task_id}/retry", name="task.retry", dependencies=[limit_rate("execute")])
@@ -294,13 +294,13 @@ async def retry(
     over.
     """
     row = await tasks.retry(caller, task_id, message=body.message, attempt_id=body.attempt_id)
-    return TaskView.of(await tasks.cards.get_card(row))
+    return TaskView.from_card(await tasks.cards.get_card(row))
 
 
 @router.get("/tasks/{task_id}/attempts", name="task.attempts", dependencies=[large_response()])
 async def list_attempts(caller: Caller, tasks: Tasks, task_id: TaskId) -> AttemptList:
     """List attempts with their changes, verification, cost and duration, for comparison."""
-    return AttemptList.of(await tasks.cards.get_card(await tasks.get(caller, task_id)))
+    return AttemptList.from_card(await tasks.cards.get_card(await tasks.get(caller, task_id)))
 
 
 @router.post("/tasks/{task_id}/pick", name="task.pick", dependencies=[limit_rate("execute")])
@@ -311,7 +311,7 @@ async def pick(
     task = await tasks.get(caller, task_id)
     row = await attempts.pick(caller, task_id, body.attempt_id)
     add_audit_detail(request, attempt=row.id)
-    return TaskView.of(await tasks.cards.get_card(task))
+    return TaskView.from_card(await tasks.cards.get_card(task))
 
 
 @router.get("/queue", name="task.queue", dependencies=[large_response()])
@@ -321,6 +321,7 @@ async def queue(caller: Caller, tasks: Tasks, attempts: Attempts) -> QueueView:
     titles = await tasks.cards.get_titles([row.task_id for row, _, _ in waiting])
     return QueueView(
         items=[
-            QueuedAttempt.of(row, titles.get(row.task_id, ""), position, reason) for row, position, reason in waiting
+            QueuedAttempt.from_row(row, titles.get(row.task_id, ""), position, reason)
+            for row, position, reason in waiting
         ]
     )

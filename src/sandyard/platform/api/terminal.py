@@ -45,7 +45,7 @@ class TerminalView(Model):
     created_at: Instant
 
     @classmethod
-    def of(cls, row: models.Terminal) -> TerminalView:
+    def from_row(cls, row: models.Terminal) -> TerminalView:
         return cls.model_validate(row)
 
 
@@ -56,7 +56,7 @@ class TerminalList(Model):
 @router.get("/sandboxes/{sandbox_id}/terminals", name="terminal.list")
 async def list_(caller: Caller, terminals: Terminals, sandbox_id: SandboxId) -> TerminalList:
     """List the shells you can reconnect to."""
-    return TerminalList(items=[TerminalView.of(row) for row in await terminals.list(caller, sandbox_id)])
+    return TerminalList(items=[TerminalView.from_row(row) for row in await terminals.list(caller, sandbox_id)])
 
 
 @router.delete("/sandboxes/{sandbox_id}/terminals/{terminal_id}", name="terminal.close", status_code=204)
@@ -107,7 +107,7 @@ async def _connect(
         # before the closing message, which a client that reads nothing could delay while it keeps typing
         await end_tasks(typing, output, revocation)
     if is_connected:
-        await close_socket(socket, {"type": "closed", "ended": shell.over, "exitCode": shell.handle.exit_code})
+        await close_socket(socket, {"type": "closed", "ended": shell.has_ended, "exitCode": shell.handle.exit_code})
 
 
 async def _send_output(socket: WebSocket, viewer: domain.Viewer) -> None:

@@ -67,7 +67,7 @@ class CreatedToken(TokenView):
 @router.get("/tokens", name="token.list")
 async def list_tokens(caller: Caller, page: Paging, users: Users) -> Page[TokenView]:
     """List your API tokens, without revoked ones."""
-    return Page[TokenView].of(await users.list_tokens(caller, page), TokenView.model_validate)
+    return Page[TokenView].from_listing(await users.list_tokens(caller, page), TokenView.model_validate)
 
 
 @router.post("/tokens", name="token.create", status_code=201, dependencies=[limit_rate("create")])

@@ -78,7 +78,7 @@ class TurnView(Model):
     finished_at: Instant | None
 
     @classmethod
-    def of(cls, row: models.Turn) -> TurnView:
+    def from_row(cls, row: models.Turn) -> TurnView:
         return cls.model_validate(row)
 
 
@@ -104,7 +104,7 @@ class AgentStateView(Model):
     ended_at: Instant | None
 
     @classmethod
-    def of(cls, session: models.Session, run: models.AgentRun | None) -> AgentStateView:
+    def from_run(cls, session: models.Session, run: models.AgentRun | None) -> AgentStateView:
         if run is None:
             blank = dict.fromkeys(("run_id", "exit_code", "error", "error_code", "started_at", "ended_at"))
             return cls(
@@ -155,7 +155,7 @@ class AskView(Model):
     answered_at: Instant | None
 
     @classmethod
-    def of(cls, row: models.Ask) -> AskView:
+    def from_row(cls, row: models.Ask) -> AskView:
         return cls.model_validate(row)
 
 
@@ -191,30 +191,30 @@ async def create(request: Request, caller: Caller, service: Turns, session_id: S
     key = None if body.key is None else f"{session_id}:{body.key}"
     turn = await service.prompt(caller, session_id, parts, key=key, model=body.model, mode=body.mode)
     add_audit_detail(request, turn=turn.id)
-    return TurnView.of(turn)
+    return TurnView.from_row(turn)
 
 
 @router.get("/sessions/{session_id}/turns", name="turn.list")
 async def list_(caller: Caller, service: Turns, session_id: SessionId, page: Paging) -> Page[TurnView]:
     """List turns, newest first."""
-    return Page.of(await service.list(caller, session_id, page), TurnView.of)
+    return Page.from_listing(await service.list(caller, session_id, page), TurnView.from_row)
 
 
 @router.get("/sessions/{session_id}/agent", name="session.agent", dependencies=[large_response()])
 async def agent(caller: Caller, service: Turns, session_id: SessionId) -> AgentStateView:
     """Get the state of the session's agent and its options. Does not resume it."""
-    return AgentStateView.of(*await service.get_agent_run(caller, session_id))
+    return AgentStateView.from_run(*await service.get_agent_run(caller, session_id))
 
 
 @router.get("/turns/{turn_id}", name="turn.get", dependencies=[large_response()])
 async def get(caller: Caller, service: Turns, turn_id: TurnId) -> TurnView:
-    return TurnView.of(await service.get(caller, turn_id))
+    return TurnView.from_row(await service.get(caller, turn_id))
 
 
 @router.post("/turns/{turn_id}/cancel", name="turn.cancel", status_code=202)
 async def cancel(caller: Caller, service: Turns, turn_id: TurnId) -> TurnView:
     """Cancel a turn. A queued turn never starts. A running agent is asked to stop, and killed if it does not."""
-    return TurnView.of(await service.cancel(caller, turn_id))
+    return TurnView.from_row(await service.cancel(caller, turn_id))
 
 
 @router.post("/turns/{turn_id}/retry", name="turn.retry", status_code=202, dependencies=[limit_rate("execute")])
@@ -222,7 +222,7 @@ async def retry(request: Request, caller: Caller, service: Turns, turn_id: TurnI
     """Send the same prompt as a new turn."""
     turn = await service.retry(caller, turn_id)
     add_audit_detail(request, turn=turn.id)
-    return TurnView.of(turn)
+    return TurnView.from_row(turn)
 
 
 @router.get("/asks", name="ask.list")
@@ -236,12 +236,12 @@ async def list_asks(
 ) -> Page[AskView]:
     """List the permission requests and questions of agents, newest first."""
     found = await service.list(caller, page, session_id=session_id, task_id=task_id, status=status)
-    return Page.of(found, AskView.of)
+    return Page.from_listing(found, AskView.from_row)
 
 
 @router.get("/asks/{ask_id}", name="ask.get", dependencies=[large_response()])
 async def get_ask(caller: Caller, service: Asks, ask_id: AskId) -> AskView:
-    return AskView.of(await service.get(caller, ask_id))
+    return AskView.from_row(await service.get(caller, ask_id))
 
 
 @router.post("/asks/{ask_id}/answer", name="ask.answer", dependencies=[limit_rate("execute")])
@@ -256,7 +256,7 @@ async def answer(request: Request, caller: Caller, service: Asks, ask_id: AskId,
         message=body.message,
     )
     add_audit_detail(request, session=ask.session_id, decision=body.decision, option=body.option_id)
-    return AskView.of(ask)
+    return AskView.from_row(ask)
 
 
 @router.post("/asks/{ask_id}/allow", name="ask.allow", dependencies=[limit_rate("execute")])
@@ -271,4 +271,4 @@ async def allow(
     add_audit_detail(request, session=ask.session_id, pattern=ask.detail.get("pattern"))
     if body.resume and not await cards.resume_allowed(caller, ask.session_id, [ask.title]):
         await prompts.resume_allowed(caller, ask.session_id, [ask.title])
-    return AskView.of(ask)
+    return AskView.from_row(ask)

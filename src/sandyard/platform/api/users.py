@@ -27,6 +27,7 @@ _EXAMPLE: dict[str, Any] = {
     "id": "usr_0mh3k7a1x2abcdefghij",
     "name": "maria",
     "role": "member",
+    "hasPassword": True,
     "createdAt": "2026-01-31T10:00:00.000Z",
     "disabledAt": None,
 }
@@ -38,6 +39,7 @@ class UserView(Model):
     id: str
     name: str
     role: Role
+    has_password: bool = Field(description="Whether the user can sign in with name and password.")
     created_at: Instant
     disabled_at: Instant | None
 
@@ -65,7 +67,7 @@ class UserChange(Input):
 
 @router.get("/users", name="user.list")
 async def list_users(caller: AdminCaller, page: Paging, users: Users) -> Page[UserView]:
-    return Page[UserView].of(await users.list(caller, page), UserView.model_validate)
+    return Page[UserView].from_listing(await users.list(caller, page), UserView.model_validate)
 
 
 @router.post("/users", name="user.create", status_code=201, dependencies=[limit_rate("create")])

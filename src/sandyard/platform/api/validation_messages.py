@@ -22,6 +22,8 @@ PATTERNS: Mapping[str, str] = {
     r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$": "Use letters, digits and . _ / : -; start with a letter or digit",
     r"^[A-Za-z0-9._:-]+$": "Use letters, digits and . _ : -",
     r"^([0-9a-f]{40}|[0-9a-f]{64})$": "Enter a full commit id",
+    r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$": "Use up to 63 letters, digits and . _ / -",
+    r"^[A-Za-z0-9._-]{1,63}$": "Use up to 63 letters, digits and . _ -",
 }
 """The rule of each request pattern, in words. tests/unit/platform/api/test_openapi.py checks that none is missing."""
 
@@ -52,9 +54,8 @@ def _describe_too_short(ctx: Mapping[str, Any]) -> str:
 
 
 def _describe_too_long(ctx: Mapping[str, Any]) -> str:
-    format_limit = (
-        _format_characters if ctx.get("field_type", "Value") == "Value" else _format_entries
-    )  # "Value": a secret's text
+    # "Value": a secret's text
+    format_limit = _format_characters if ctx.get("field_type", "Value") == "Value" else _format_entries
     return f"Use at most {format_limit(ctx['max_length'])}"
 
 

@@ -6,6 +6,7 @@ No authentication is needed, because it contains no user data: it gets everythin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import mimetypes
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,8 @@ The web application has not been built. In a clone of the repository, run:
 
 and reload this page. Everything else works without it: the command line (`sandyard --help`) and the API (/api/v1).
 """
+Version = frozenset[tuple[str, int, int, int]]
+"""Path, inode, time and size of each file."""
 _TYPES = {  # the machine's own table may lack these or differ
     ".css": "text/css",
     ".html": "text/html",
@@ -82,14 +85,15 @@ class StaticFile:
 
 
 class WebApplication:
-    """Serve the web application behind all routes. `fallback` handles what is neither a file nor a page."""
+    """Serve the web application behind all routes. `fallback` handles requests for anything else than files and pages."""
 
     def __init__(self, fallback: ASGIApp, settings: PlatformSettings, folder: Path = STATIC) -> None:
         self._fallback = fallback
         self._policy = make_policy(settings)
         self._folder = folder
         self._files: Mapping[str, StaticFile] = {}
-        self._loaded_version: tuple[int, int] | None = None
+        self._loaded_version: Version = frozenset()
+        self._loading = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         response = None
@@ -99,7 +103,8 @@ class WebApplication:
 
     async def _find_response(self, path: str, headers: Headers, *, head: bool) -> Response | None:
         page = is_page(path, headers.get("accept", ""))
-        if page or not self._files:
+        # an asset that is not in memory may have been written after the page that refers to it
+        if page or (path not in self._files and path.startswith(ASSETS)) or not self._files:
             await self._reload_if_changed()
         found = self._files.get(path)
         if found is None and page:
@@ -126,16 +131,27 @@ class WebApplication:
         return Response(b"" if head else content, 200, response_headers)
 
     async def _reload_if_changed(self) -> None:
-        """Load all files into memory if they were rebuilt, so that a page and its assets come from the same build."""
-        try:
-            state = (self._folder / PAGE[1:]).stat()
-        except OSError:
-            self._files, self._loaded_version = {}, None
-            return
-        version = (state.st_ino, state.st_mtime_ns)
-        if version != self._loaded_version:
-            self._files = await asyncio.to_thread(lambda: dict(_read_files(self._folder)))
+        """Load all files into memory if one of them was added, removed or replaced, so that a page and its assets come from the same
+        build. Comparing only the page is not enough: some programs write it before the assets."""
+        async with self._loading:
+            version = await asyncio.to_thread(_get_version, self._folder)
+            if version == self._loaded_version:
+                return
+            try:
+                self._files = await asyncio.to_thread(lambda: dict(_read_files(self._folder)))
+            except OSError:  # a file was replaced while it was read: the next request finds what replaced it
+                return
             self._loaded_version = version
+
+
+def _get_version(folder: Path) -> Version:
+    """Return a value that changes whenever a file in the folder is added, removed or replaced."""
+    found = set()
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # removed in the meantime
+            state = file.stat()
+            found.add((str(file), state.st_ino, state.st_mtime_ns, state.st_size))
+    return frozenset(found)
 
 
 def is_page(path: str, accept: str) -> bool:
@@ -161,7 +177,7 @@ def accepts_gzip(accept: str) -> bool:
 
 
 def _read_files(folder: Path) -> Iterator[tuple[str, StaticFile]]:
-    """Yield the files by URL path. Only files in the folder are ever served, whatever the request path."""
+    """Yield the files by URL path. Only files in the folder are served, for any request path."""
     for file in sorted(folder.rglob("*")):
         name = "/" + file.relative_to(folder).as_posix()
         if file.suffix == ".gz" or "/." in name or not file.is_file():

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 from fastapi import Request
 
-from sandyard.kit.connections import get_address_group
 from sandyard.kit.errors import BusyError, SandyardError
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.dependencies import inject
@@ -85,7 +84,7 @@ async def github(request: Request, webhooks: Webhooks) -> WebhookResponse:
     """Receive a GitHub webhook. `known`: already received. `ignored`: not relevant."""
     domain.check_headers(request.headers)
     bodies: UnverifiedBodies = request.app.state.unverified_webhooks
-    address, body = get_address_group(get_address(request)), bytearray()
+    address, body = get_address(request), bytearray()
     try:
         await _read_body(request, body, bodies, address)
         result = await webhooks.receive(request.headers, bytes(body))

@@ -203,7 +203,7 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def dedicated_connection(self) -> AsyncIterator[Any]:
-        """Yield an asyncpg connection outside the pool (PostgreSQL only), for what lasts as long as a connection."""
+        """Yield an asyncpg connection outside the pool (PostgreSQL only), for state that belongs to a connection, such as locks."""
         with translate_driver_errors():
             pooled = await self.engine.raw_connection()
         connection = pooled.driver_connection
@@ -217,13 +217,13 @@ class Database:
             ):
                 await connection.close(timeout=CLOSE_S)
 
-    def listen(self, told: Callable[[Sequence[Event]], None]) -> None:
-        """Call `told` in the event loop after every commit of this process that had events, and after some that failed."""
-        self._listeners.append(told)
+    def listen(self, listener: Callable[[Sequence[Event]], None]) -> None:
+        """Call `listener` in the event loop after every commit of this process that had events, and after some that failed."""
+        self._listeners.append(listener)
 
-    def listen_committed(self, told: Callable[[Sequence[Event]], None]) -> None:
+    def listen_committed(self, listener: Callable[[Sequence[Event]], None]) -> None:
         """Like `listen`, but only after commits that are known to have succeeded, and before the callbacks of `listen`."""
-        self._commit_listeners.append(told)
+        self._commit_listeners.append(listener)
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[AsyncSession]:
@@ -237,12 +237,12 @@ class Database:
                 yield session
 
     @contextlib.asynccontextmanager
-    async def searching(self, who: str) -> AsyncIterator[AsyncSession]:
-        """Like `reading`, for queries that scan much of what users have written.
+    async def searching(self, user_id: str) -> AsyncIterator[AsyncSession]:
+        """Like `reading`, for queries that scan large amounts of text.
 
-        Each user (`who`) can run one at a time, so do not nest it. Raises SearchTooSlowError after SEARCH_S.
+        Each user can run one at a time, so do not nest it. Raises SearchTooSlowError after SEARCH_S.
         """
-        lock = self._searchers.setdefault(who, asyncio.Lock())
+        lock = self._searchers.setdefault(user_id, asyncio.Lock())
         async with lock, self._searching:
             try:
                 async with asyncio.timeout(SEARCH_S), self.reading() as session:
@@ -254,26 +254,26 @@ class Database:
     async def transaction(self) -> AsyncIterator[Transaction]:
         """Run an atomic transaction, committed at the end of the block. Do not wait for anything but the database
         inside."""
-        told: Sequence[Event] = ()
+        events: Sequence[Event] = ()
         self._require_open()
         try:
             async with self._writing if self.is_sqlite else contextlib.nullcontext():
                 with translate_driver_errors():
                     async with self._session(self._writes) as session:
                         async with session.begin():
-                            change = Transaction(session)
-                            yield change
+                            tx = Transaction(session)
+                            yield tx
                             self._require_open()  # it may have been withheld meanwhile
-                            if change.events:
-                                await self._assign_numbers(session, change.events)
-                                told = change.events
-                        if told:
+                            if tx.events:
+                                await self._assign_numbers(session, tx.events)
+                                events = tx.events
+                        if events:
                             for listener in self._commit_listeners:
-                                listener(told)
-        finally:  # also if the caller is cancelled after the commit: an unnecessary look is harmless
-            if told:
+                                listener(events)
+        finally:  # also if the caller is cancelled after the commit: an unnecessary notification is harmless
+            if events:
                 for listener in self._listeners:
-                    listener(told)
+                    listener(events)
 
     @contextlib.asynccontextmanager
     async def _session(self, engine: AsyncEngine | None) -> AsyncIterator[AsyncSession]:
@@ -334,7 +334,7 @@ def translate_driver_errors() -> Iterator[None]:
         asyncpg.PostgresError,
     ) as error:  # SQLAlchemy does not wrap the exceptions of its pool
         state = str(getattr(error, "sqlstate", None) or "")
-        known = _error_for_state(state, error) if state else DatabaseUnavailableError()
+        known = _to_server_error(state, error) if state else DatabaseUnavailableError()
         if known is None:
             raise
         raise known from error
@@ -348,7 +348,7 @@ def _translate_error(error: DBAPIError) -> Exception:
         primary = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
         return _SQLITE.get(primary, lambda: error)()
     state = str(getattr(error.orig, "sqlstate", None) or "")
-    known = _error_for_state(state, error.orig)
+    known = _to_server_error(state, error.orig)
     if known is not None:
         return known
     gone = isinstance(error, OperationalError | InterfaceError) or error.connection_invalidated
@@ -357,7 +357,7 @@ def _translate_error(error: DBAPIError) -> Exception:
     return DatabaseUnavailableError() if gone else error
 
 
-def _error_for_state(state: str, error: object) -> SandyardError | None:
+def _to_server_error(state: str, error: object) -> SandyardError | None:
     """Return our error if the SQLSTATE concerns the server.
 
     Base classes do not help: asyncpg's "the database system is shutting down" is neither an OperationalError nor an
@@ -370,8 +370,10 @@ def _error_for_state(state: str, error: object) -> SandyardError | None:
     if state.startswith(_BUSY):
         return DatabaseBusyError()
     if state.startswith(("28", "3D")):  # authentication, or the name of the database
-        said = str(error).rpartition(": ")[2]
-        return DatabaseUnavailableError(f"The database rejected the connection: {said}. Check SANDYARD_DATABASE_URL.")
+        message = str(error).rpartition(": ")[2]
+        return DatabaseUnavailableError(
+            f"The database rejected the connection: {message}. Check SANDYARD_DATABASE_URL."
+        )
     return DatabaseUnavailableError() if state.startswith(_GONE) else None
 
 

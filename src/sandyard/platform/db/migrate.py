@@ -1,7 +1,8 @@
 """Schema: upgraded when a platform starts, and compared with the models.
 
 Everything runs in one transaction, under a lock that all platforms on one database share: if two start at once, one
-does the work and the other finds it done. A migration that fails leaves the schema as it was.
+does the work and the other finds it done. A migration that fails leaves the schema as it was. SQLite is migrated on a
+copy first, because what a transaction cannot undo, such as a full disk, must not happen to the only one.
 
 To create a revision after changing the models: `python -m sandyard.platform.db.migrate "what changes"`.
 """
@@ -13,7 +14,7 @@ import contextlib
 import functools
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,14 +28,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.sqlite_copy import make_temporary_copy
 from sandyard.platform.db import models
 from sandyard.platform.db.database import Database, translate_driver_errors
+from sandyard.platform.db.ownership import is_owned
 from sandyard.platform.db.types import BigInt, Json, UtcTime
 
 log = get_logger(__name__)
 
 FOLDER = Path(__file__).with_name("migrations")
 _LOCK: Final = 0x5359_4D49  # the same number for all platforms on one PostgreSQL database
+LOCK_S: Final = 10
+"""How long trying a migration waits for others that use the tables."""
 GUARDS: Final = ("audit_no_update", "audit_no_delete")
 """Triggers that keep `audit` append-only. They are not part of any model."""
 
@@ -49,6 +54,12 @@ class BrokenReferencesError(SandyardError):
     """A migration would leave rows with dangling references."""
 
     code, status = "broken_references", 500
+
+
+class MigrationError(SandyardError):
+    """A migration failed. The database is as before."""
+
+    code, status = "migration_failed", 500
 
 
 def _render(kind: str, item: Any, _: Any) -> str | bool:
@@ -72,37 +83,71 @@ OPTIONS: Final[dict[str, Any]] = {
 
 
 async def upgrade(database: Database) -> None:
-    """Upgrade the schema to this version's. Safe to call concurrently. Raises NewerDatabaseError if the schema is newer."""
-    if await current(database) == _scripts().get_current_head():
+    """Upgrade the schema to this version's. Safe to call concurrently.
+
+    Raises NewerDatabaseError if the schema is newer, and MigrationError if a migration fails: nothing has been changed then.
+    """
+    if (before := await get_current_revision(database)) == get_newest_revision():
         return
-    async with migrating(database) as connection:
-        before, after = await connection.run_sync(_upgrade)
+    if before is not None and database.is_sqlite:
+        await _try_on_copy(database)
+    with _translate_migration_errors(before):
+        async with migrating(database) as connection:
+            before, after = await connection.run_sync(_upgrade)
     if before != after:
         log.info("database_migrated", before=before or "empty", after=after)
 
 
+async def try_upgrade(database: Database) -> None:
+    """Try whether `upgrade` would succeed, and change nothing: on a copy, or with PostgreSQL in a transaction that is rolled back.
+
+    Raises what `upgrade` would. Does nothing while another platform uses the PostgreSQL database, which would wait for this.
+    """
+    before = await get_current_revision(database)
+    if before in {None, get_newest_revision()}:
+        return
+    if database.is_sqlite:
+        await _try_on_copy(database)
+        return
+    with _translate_migration_errors(before):
+        async with migrating(database) as connection:
+            if await is_owned(connection):
+                return
+            await connection.execute(text(f"SET LOCAL lock_timeout = {round(LOCK_S * 1000)}"))
+            await connection.run_sync(_upgrade)
+            await connection.rollback()
+    log.info("database_migration_tried", before=before, after=get_newest_revision())
+
+
 async def downgrade(database: Database, revision: str) -> None:
     """Downgrade to `revision`, or to an empty schema with `base`. Data that only newer schemas can hold is lost."""
-    known = {script.revision for script in _scripts().walk_revisions()}
+    known = {script.revision for script in _load_scripts().walk_revisions()}
     if revision != "base" and revision not in known:
         raise InvalidInputError(f"There is no revision {revision!r}: use base or one of {', '.join(sorted(known))}.")
     async with migrating(database) as connection:
-        await connection.run_sync(lambda bound: command.downgrade(_config(bound), revision))
+        await connection.run_sync(lambda bound: command.downgrade(_make_config(bound), revision))
     log.info("database_downgraded", revision=revision)
 
 
-async def current(database: Database) -> str | None:
+async def get_current_revision(database: Database) -> str | None:
     """Return the schema's revision, None before the first. Raises NewerDatabaseError if this version does not know it."""
     with translate_driver_errors():
         async with database.engine.connect() as connection:
-            return await connection.run_sync(_current)
+            return await connection.run_sync(_get_current_revision)
 
 
-async def drift(database: Database) -> list[str]:
+def get_newest_revision() -> str:
+    """Return the revision that this version upgrades to."""
+    head = _load_scripts().get_current_head()
+    assert head is not None
+    return head
+
+
+async def find_drift(database: Database) -> list[str]:
     """Return the differences between the schema and the models, one line each."""
     with translate_driver_errors():
         async with database.engine.connect() as connection:
-            return await connection.run_sync(_drift)
+            return await connection.run_sync(_find_drift)
 
 
 async def revise(database: Database, message: str) -> Path:
@@ -114,15 +159,52 @@ async def revise(database: Database, message: str) -> Path:
         return await connection.run_sync(_revise, message)
 
 
+async def _try_on_copy(database: Database) -> None:
+    path = database.url.database
+    before = await get_current_revision(database)
+    if not path or path == ":memory:":
+        return
+    with _translate_migration_errors(before), contextlib.ExitStack() as stack:
+        copy = Database(f"sqlite:///{await asyncio.to_thread(stack.enter_context, make_temporary_copy(Path(path)))}")
+        await copy.open()
+        try:
+            async with migrating(copy) as connection:
+                await connection.run_sync(_upgrade)
+        finally:
+            await copy.close()
+    log.info("database_migration_tried", before=before, after=get_newest_revision())
+
+
+@contextlib.contextmanager
+def _translate_migration_errors(before: str | None) -> Iterator[None]:
+    """Raise MigrationError for everything that a migration raises, except for our errors about the database itself."""
+    try:
+        yield
+    except SandyardError as error:
+        if not isinstance(error, BrokenReferencesError):
+            raise
+        raise MigrationError(_describe_failure(before, error.message)) from error
+    except Exception as error:
+        reason = str(getattr(error, "orig", None) or error).strip()
+        raise MigrationError(_describe_failure(before, f"{type(error).__name__}: {reason}")) from error
+
+
+def _describe_failure(before: str | None, reason: str) -> str:
+    return (
+        f"The platform's database cannot be upgraded from {before or 'empty'} to {get_newest_revision()}: {reason.rstrip('.')}. "
+        "Nothing has been changed: install the version before again."
+    )
+
+
 def _upgrade(connection: Connection) -> tuple[str | None, str | None]:
-    before = _current(connection)
-    command.upgrade(_config(connection), "head")
-    return before, _current(connection)
+    before = _get_current_revision(connection)
+    command.upgrade(_make_config(connection), "head")
+    return before, _get_current_revision(connection)
 
 
-def _current(connection: Connection) -> str | None:
+def _get_current_revision(connection: Connection) -> str | None:
     heads = MigrationContext.configure(connection).get_current_heads()
-    scripts = _scripts()
+    scripts = _load_scripts()
     known = {script.revision for script in scripts.walk_revisions()}
     unknown = sorted(set(heads) - known)
     if unknown:
@@ -133,7 +215,7 @@ def _current(connection: Connection) -> str | None:
     return heads[0] if heads else None
 
 
-def _drift(connection: Connection) -> list[str]:
+def _find_drift(connection: Connection) -> list[str]:
     context = MigrationContext.configure(connection, opts=OPTIONS)
     found = [_describe_change(change) for change in compare_metadata(context, models.Base.metadata)]
     catalogue = "sqlite_master WHERE type = 'trigger'" if connection.dialect.name == "sqlite" else "pg_trigger"
@@ -151,8 +233,8 @@ def _describe_change(change: Any) -> str:
 
 
 def _revise(connection: Connection, message: str) -> Path:
-    number = f"{len(list(_scripts().walk_revisions())) + 1:04}"
-    made = command.revision(_config(connection), message, autogenerate=True, rev_id=number)
+    number = f"{len(list(_load_scripts().walk_revisions())) + 1:04}"
+    made = command.revision(_make_config(connection), message, autogenerate=True, rev_id=number)
     scripts = [made] if not isinstance(made, Iterable) else [script for script in made if script is not None]
     assert scripts, "Alembic made no revision"
     script = scripts[0]
@@ -160,7 +242,7 @@ def _revise(connection: Connection, message: str) -> Path:
     return Path(script.path)
 
 
-def _config(connection: Connection | None = None) -> Config:
+def _make_config(connection: Connection | None = None) -> Config:
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(FOLDER).replace("%", "%%"))
     config.set_main_option("file_template", "%%(rev)s_%%(slug)s")
@@ -168,8 +250,8 @@ def _config(connection: Connection | None = None) -> Config:
 
 
 @functools.cache
-def _scripts() -> ScriptDirectory:
-    return ScriptDirectory.from_config(_config())
+def _load_scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_make_config())
 
 
 @contextlib.asynccontextmanager

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.logging import get_logger
@@ -63,11 +64,16 @@ def identify(folder: Path) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
+async def is_owned(connection: AsyncConnection) -> bool:
+    """Return whether a platform owns the PostgreSQL database of this connection."""
+    return bool((await connection.exec_driver_sql(_HELD_BY_ANYBODY, (_LOCK,))).scalar())
+
+
 class Ownership:
     """Ownership of the database. Call `acquire`, then `sign` once the schema exists, and `release` at the end.
 
-    `lost` completes with a message when another platform has taken over the database. Nothing can be read or written
-    here any more then, and this process has to end.
+    `lost` completes with a message when another platform has taken over the database. This process can then no
+    longer read or write, and has to end.
     """
 
     def __init__(self, database: Database, identity: str) -> None:
@@ -109,9 +115,8 @@ class Ownership:
         self.keeping_task.add_done_callback(self._on_keeping_done)
 
     def _on_keeping_done(self, task: asyncio.Task[None]) -> None:
-        if (
-            not task.cancelled() and (error := task.exception()) is not None
-        ):  # the lock is not checked any more, so nothing may be done
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # nothing checks the lock from now on, so nothing may be read or written
             log.error("database_ownership_crashed", exc=error)
             self._database.withhold("The platform cannot verify that it owns the database.")
             self.lost.set_result("The platform failed to verify that it owns the database. See its log.")
@@ -130,9 +135,8 @@ class Ownership:
                 raise ConflictError(self.lost.result())
             if self.connection is None:
                 raise DatabaseUnavailableError
-            with (
-                translate_driver_errors()
-            ):  # on the connection that holds the lock, so that nothing is signed after losing it
+            # on the connection that holds the lock, so that nothing is signed after losing it
+            with translate_driver_errors():
                 if not await self.connection.fetchval(_HELD_BY_ME, _LOCK, timeout=ANSWER_S):
                     raise DatabaseUnavailableError("This process no longer holds the lock on its database.")
                 await self.connection.execute(write, _NAME, owner, timeout=ANSWER_S)
@@ -144,7 +148,7 @@ class Ownership:
             self.keeping_task = None
         if self.connection is not None:
             with contextlib.suppress(*_BROKEN):
-                owner = await self._owner()
+                owner = await self._read_owner()
                 if owner.get("id") == self._identity:
                     await self.connection.execute("DELETE FROM settings WHERE name = $1", _NAME, timeout=ANSWER_S)
         await self._disconnect()
@@ -156,7 +160,7 @@ class Ownership:
         await self.connect()
         if await self.query("SELECT pg_is_in_recovery()"):
             return "The database is a replica, which cannot be written to."
-        owner = await self._owner()
+        owner = await self._read_owner()
         if owner and owner["id"] != self._identity:
             if await self.query(_HELD_BY_ANYBODY, _LOCK):
                 self._free_since = None
@@ -168,12 +172,12 @@ class Ownership:
         if not await self.query("SELECT pg_try_advisory_lock($1)", _LOCK):
             self._free_since = None
             return "Another platform is using this database. This platform takes over when the other one stops."
-        if (await self._owner()).get("id") != owner.get("id"):  # another platform was quicker
+        if (await self._read_owner()).get("id") != owner.get("id"):  # another platform was quicker
             await self._disconnect()
             return "Another platform has just taken over this database."
         return None
 
-    async def _owner(self) -> dict[str, Any]:
+    async def _read_owner(self) -> dict[str, Any]:
         """Return the recorded owner. Empty if there is none, or if the owner has stopped cleanly."""
         if await self.query("SELECT to_regclass('settings')::text") is None:
             return {}
@@ -246,7 +250,7 @@ class Ownership:
             try:
                 await self.connect()
                 held = await self.query("SELECT pg_try_advisory_lock($1) AND NOT pg_is_in_recovery()", _LOCK)
-                owner = await self._owner()
+                owner = await self._read_owner()
                 if owner.get("id") != self._identity:  # a new owner signs, and removes its record when it stops
                     return _describe(owner) if owner else "Another platform"
                 if held:

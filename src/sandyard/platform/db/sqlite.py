@@ -123,7 +123,7 @@ def create(path: Path) -> None:
     The first connection changes the journal mode; of two concurrent ones, one would fail.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(sqlite3.Error):  # whoever uses it gets the error
+    with contextlib.suppress(sqlite3.Error):  # the next query raises the error
         open_connection(str(path)).close()
 
 

@@ -66,7 +66,7 @@ async def read_rows(session: AsyncSession, rows: Select[T], key: InstrumentedAtt
     `key` must be unique. The database measures rows before they are read, so that no more than a page is ever in
     memory.
     """
-    size = _size_expression(key.parent.class_)
+    size = _make_size_expression(key.parent.class_)
     if size is None:
         found: list[Any] = list(await session.scalars(rows.limit(limit + 1)))
         items = found[:limit]
@@ -100,7 +100,7 @@ async def _count_fitting(
     return count
 
 
-def _size_expression(entity: type[Base]) -> ColumnElement[int] | None:
+def _make_size_expression(entity: type[Base]) -> ColumnElement[int] | None:
     """Return the size of a row's unbounded columns as an expression. None if there are no such columns."""
     columns = [
         func.length(column) if isinstance(column.type, LargeBinary) else JsonBytes(column)

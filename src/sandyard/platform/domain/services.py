@@ -18,6 +18,9 @@ from sandyard.platform.domain.forge.connection_test import ConnectionTests
 from sandyard.platform.domain.forge.service import PullRequests
 from sandyard.platform.domain.forge.webhooks import Webhooks
 from sandyard.platform.domain.git.service import GitService
+from sandyard.platform.domain.instance.disk import DiskKeeper
+from sandyard.platform.domain.instance.quotas import QuotaService
+from sandyard.platform.domain.instance.status import StatusReader
 from sandyard.platform.domain.mcp_servers.service import McpServers
 from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.preparations.service import Preparations
@@ -32,6 +35,7 @@ from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.maintenance import SandboxMaintenance
 from sandyard.platform.domain.sandboxes.service import Sandboxes
 from sandyard.platform.domain.sandboxes.terminals import Terminals
+from sandyard.platform.domain.secrets.encryption_keys import EncryptionKeys
 from sandyard.platform.domain.secrets.service import Secrets
 from sandyard.platform.domain.sessions.service import Sessions
 from sandyard.platform.domain.tasks.attempts import Attempts
@@ -51,7 +55,11 @@ class Services:
     events: Feed
     users: Users
     audit: Audit
+    status: StatusReader
+    disk: DiskKeeper
+    quotas: QuotaService
     secrets: Secrets
+    encryption_keys: EncryptionKeys
     projects: Projects
     samples: Samples
     agents: AgentCatalogue

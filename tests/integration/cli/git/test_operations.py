@@ -87,21 +87,21 @@ CONFLICTS = {"files": FILES, "choices": ["rebase", "merge", "give_up", "agent"]}
 
 @pytest.mark.parametrize("late", [False, True])
 def test_conflicts_come_with_commands_to_resolve_them(server: Server, late: bool) -> None:
-    sentence = "There are conflicts in 2 files."
+    message = "There are conflicts in 2 files."
     server.on("GET", "/events", events())
     if late:
-        failed = operation("update", "failed", error=sentence, errorCode="conflicts")
+        failed = operation("update", "failed", error=message, errorCode="conflicts")
         failed["detail"] = {"failure": {"status": 409, "extra": CONFLICTS}}
         server.on("POST", "/git/update", Reply(202, operation("update", "running")))
         server.on("GET", "/git/operations/gop_1", Reply(200, failed))
     else:
-        server.on("POST", "/git/update", problem(409, "conflicts", sentence, **CONFLICTS))
+        server.on("POST", "/git/update", problem(409, "conflicts", message, **CONFLICTS))
     result = run("update", SANDBOX)
     assert result.exit_code == 1
     assert result.stdout == ""
     lines = result.stderr.splitlines()
     assert lines[:4] == [
-        f"sandyard: {sentence}",
+        f"sandyard: {message}",
         "  a.py (content)",
         "  b^[[31m.py (modify/delete)",
         "To resolve this, run one of:",

@@ -61,7 +61,9 @@ def test_changes_in_a_session_become_a_pushed_branch(installation: Installation,
     name = made["id"]
     status = run_json(installation, "git", "status", name)
     assert (status["clean"], status["live"]) == (True, True), "--wait waits for the checkout"
-    assert made["id"] in [one["id"] for one in run_json(installation, "session", "list", "--project", site)["items"]]
+    assert made["id"] in [
+        session["id"] for session in run_json(installation, "session", "list", "--project", site)["items"]
+    ]
 
     change = r"printf 'one\n2\nthree\n' > a.txt && git mv b.txt c.txt && printf 'x\033[31m\n' > new.txt"
     installation.ok("sandbox", "exec", "--cwd", "/home/user/workspace", name, change)
@@ -93,7 +95,7 @@ def test_changes_in_a_session_become_a_pushed_branch(installation: Installation,
     address = installation.ok("pr", "open", name).splitlines()[-1]
     assert address.startswith("http")
     assert run_json(installation, "pr", "show", name)["url"] == address
-    kinds = [one["kind"] for one in run_json(installation, "git", "operations", name)["items"]]
+    kinds = [git["kind"] for git in run_json(installation, "git", "operations", name)["items"]]
     assert kinds[-1] == "clone"
     assert {"push", "commit", "stage"} <= set(kinds)
 
@@ -175,7 +177,9 @@ def test_an_unreachable_repository_is_reported(installation: Installation, tmp_p
     done = installation.run(*command)
     assert done.returncode == 1
     assert "✗ repository: " in done.stderr.decode()
-    assert not [one for one in run_json(installation, "project", "list")["items"] if one["name"] == "nowhere"]
+    assert not [
+        project for project in run_json(installation, "project", "list")["items"] if project["name"] == "nowhere"
+    ]
     made = run_json(installation, *command, "--no-test")
     opened = installation.run("session", "create", "--project", made["id"], "--wait")
     assert opened.returncode != 0

@@ -22,7 +22,7 @@ from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 from tests.harness.databases import with_schema
 from tests.later import Later
-from tests.unit.platform.api.mcp_client import done, refused, serving
+from tests.unit.platform.api.mcp_client import call_failing_tool, call_tool, serving
 from tests.unit.platform.world import ROOT
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ async def test_the_bridge_passes_calls_to_the_platform(services: Services) -> No
         async with mcp.Client(mcp.stdio_client(bridge_parameters(url, value)), mode="legacy") as agent:
             assert agent.instructions is not None and "create_task" in agent.instructions
             assert [tool.name for tool in (await agent.list_tools()).tools] == list(TOOLS)
-            assert (await done(agent, "list_projects"))["items"] == []
-            assert (await refused(agent, "get_session", sessionId="ses_none"))[0] == "not_found"
+            assert (await call_tool(agent, "list_projects"))["items"] == []
+            assert (await call_failing_tool(agent, "get_session", sessionId="ses_none"))[0] == "not_found"
             with pytest.raises(mcp.MCPError, match="Unknown tool"):
                 await agent.call_tool("format_disk", {})
 
@@ -78,12 +78,12 @@ async def test_the_bridge_survives_a_restart_of_the_server(services: Services) -
     async with serving(app) as url:
         agent = mcp.Client(mcp.stdio_client(bridge_parameters(url, value)))
         await agent.__aenter__()
-        await done(agent, "list_projects")
+        await call_tool(agent, "list_projects")
     with pytest.raises(mcp.MCPError, match="is not responding"):
         await agent.call_tool("list_projects", {})
     port = int(url.removesuffix("/mcp").rpartition(":")[2])
     async with serving(app, port):
-        assert (await done(agent, "list_projects"))["items"] == []
+        assert (await call_tool(agent, "list_projects"))["items"] == []
         await agent.__aexit__(None, None, None)
 
 

@@ -129,7 +129,7 @@ def test_a_failed_task_is_explained(scripted: ScriptedTask) -> None:
     assert f"sandyard task retry {TASK}" in result.stderr
 
 
-def test_a_session_that_does_not_exist_yet_is_no_error(scripted: ScriptedTask) -> None:
+def test_a_session_that_does_not_exist_yet_is_not_an_error(scripted: ScriptedTask) -> None:
     scripted.server.on("GET", f"/sessions/{SESSION}/messages", problem(404, "not_found", "No session."))
     scripted.task = task("in_progress", attempt("queued", queuePosition=2))
 

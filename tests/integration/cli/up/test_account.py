@@ -20,9 +20,9 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="switches to another u
 NOBODY = pwd.getpwnam("nobody")
 LOOK = """
 import json, os, sys
-def tried(deed):
+def attempt(action):
     try:
-        return deed()
+        return action()
     except OSError as error:
         return error.strerror
 status = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
@@ -30,10 +30,10 @@ print(json.dumps({
     "ids": [os.getresuid(), os.getresgid(), os.getgroups()],
     "capabilities": [status[name].strip() for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")],
     "alone": status["NoNewPrivs"].strip(),
-    "writable": tried(lambda: open(sys.argv[1] + "/new", "w").close()),
-    "readable": tried(lambda: open(sys.argv[2] + "/code").read()),
-    "written": tried(lambda: open(sys.argv[2] + "/code", "w")),
-    "secret": tried(lambda: open(sys.argv[3]).read()),
+    "writable": attempt(lambda: open(sys.argv[1] + "/new", "w").close()),
+    "readable": attempt(lambda: open(sys.argv[2] + "/code").read()),
+    "written": attempt(lambda: open(sys.argv[2] + "/code", "w")),
+    "secret": attempt(lambda: open(sys.argv[3]).read()),
 }))
 """
 

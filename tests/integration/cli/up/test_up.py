@@ -184,7 +184,7 @@ def test_the_command_that_adds_gvisor_is_printed(
     monkeypatch.setattr(runsc, "PRIVATE_RUNSC", tmp_path / "runsc")
     monkeypatch.setenv("PATH", str(tmp_path))
     command.announce_missing_gvisor()
-    assert "run scripts/get-runsc to install it, then start Sandyard again" in capsys.readouterr().out
+    assert "run `sandyard setup gvisor` to install it, then start Sandyard again" in capsys.readouterr().out
     program = tmp_path / "runsc"
     program.write_text("#!/bin/sh\necho runsc version release-20991231.0\n")
     program.chmod(0o755)

@@ -165,7 +165,7 @@ async def test_builds_beyond_the_limit_wait(harness: BuildsHarness) -> None:
         await harness.start_build("third", run("echo third")),
         await harness.start_build("fourth", run("echo fourth")),
     )
-    assert [harness.reload(one).status.value for one in (*slow, third, fourth)] == [
+    assert [harness.reload(item).status.value for item in (*slow, third, fourth)] == [
         "building",
         "building",
         "waiting",
@@ -311,8 +311,8 @@ async def test_layers_are_removed_when_nothing_needs_them(tmp_path: Path) -> Non
         await harness.sandboxes.kill(sandbox.id)
         assert harness.read_file(await harness.create_sandbox(snapshot.id), "home/user/version") == "old\n"
         await harness.builds.delete("one")
-        for one in harness.sandboxes.list().items:
-            await harness.sandboxes.kill(one.id)
+        for item in harness.sandboxes.list().items:
+            await harness.sandboxes.kill(item.id)
         await harness.sandboxes.delete_snapshot(snapshot.id)
         await harness.until(lambda: harness.snapshots_on_disk() == set(other.snapshots))
         assert harness.builds.cache.shrink(0) == 1
@@ -339,7 +339,7 @@ async def test_tags_move_only_on_success(harness: BuildsHarness) -> None:
     template = harness.builds.get("one")
     assert harness.built.find_tagged(template.id, "default") == harness.reload(first)
     second = await harness.build("one:v2", run("true"), tags=("stable",))
-    assert {tag: history[-1].build_id for tag, history in harness.builds.tags(template).items()} == {
+    assert {tag: history[-1].build_id for tag, history in harness.builds.list_tags(template).items()} == {
         "default": first.id,
         "v2": second.id,
         "stable": second.id,
@@ -377,7 +377,7 @@ async def test_old_builds_are_deleted(harness: BuildsHarness, monkeypatch: pytes
     for _ in range(5):
         await harness.build("one")
     template = harness.builds.get("one")
-    assert len(harness.builds.builds(template)) <= 5
+    assert len(harness.builds.list_builds(template)) <= 5
     assert harness.reload(tagged).status is BuildStatus.READY
     assert harness.built.resolve("one") is not None
 

@@ -1,4 +1,4 @@
-"""What the unmodified SDK needs to use a guest agent without an engine: a control endpoint that accepts everything, and a TCP port."""
+"""A gateway for the unmodified SDK and a guest agent without an engine: a control endpoint that accepts everything, and a TCP port."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ async def test_a_listing_can_be_read_in_pages(monkeypatch: pytest.MonkeyPatch, t
     assert await pages(8) == [everything]
     assert await pages(3) == [everything[:3], everything[3:6], everything[6:]]
     monkeypatch.setattr(service, "PAGE_BYTES", 1)
-    assert await pages(8) == [[one] for one in everything]
+    assert await pages(8) == [[item] for item in everything]
 
 
 def test_a_page_is_requested_with_headers(client: Client, home: Path) -> None:

@@ -101,9 +101,9 @@ def test_a_client_may_disconnect_at_any_point_of_a_request(agent: GuestAgent, di
         b"POST /process.Process/Start HTTP/1.1\r\nContent-Type: application/connect+json\r\nContent-Length: %d\r\n\r\n"
     )
     whole = whole % len(body) + body
-    for cut in range(0, len(whole), 7):
+    for length in range(0, len(whole), 7):
         sock = agent.connect()
-        sock.sendall(whole[:cut])
+        sock.sendall(whole[:length])
         sock.close()
     upload = (
         b"POST /files?path=half HTTP/1.1\r\nContent-Type: application/octet-stream\r\nContent-Length: 1000\r\n\r\nabc"

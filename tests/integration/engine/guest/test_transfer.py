@@ -35,7 +35,7 @@ def form(*parts: tuple[str, str | None, bytes]) -> tuple[bytes, dict[str, str]]:
     return body + f"--{BOUNDARY}--\r\n".encode(), {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
 
 
-def chunked(data: bytes, size: int) -> bytes:
+def encode_chunks(data: bytes, size: int) -> bytes:
     parts = [data[start : start + size] for start in range(0, len(data), size)]
     return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
 
@@ -62,7 +62,7 @@ def test_a_raw_upload_creates_directories(client: Client, home: Path, payload: b
 def test_a_chunked_upload_is_complete(client: Client, home: Path, payload: bytes, size: int) -> None:
     data = payload[: 20_000 if size == 1 else None]
     headers = {"Transfer-Encoding": "chunked"}
-    assert upload(client, "~/chunked", chunked(data, size), headers).status == 200
+    assert upload(client, "~/chunked", encode_chunks(data, size), headers).status == 200
     assert (home / "chunked").read_bytes() == data
     assert client.request("GET", "/health").status == 204
 
@@ -98,7 +98,7 @@ def test_a_multipart_upload_can_have_several_files(client: Client, home: Path) -
 def test_a_boundary_may_be_split_anywhere(client: Client, home: Path, size: int) -> None:
     content = b"x" * 100 + b"\r\n--boundary-123456789" + b"y" * 50
     body, headers = form(("file", "cut", content), ("file", "cut2", b"\r\n"))
-    response = client.request("POST", "/files", chunked(body, size), {**headers, "Transfer-Encoding": "chunked"})
+    response = client.request("POST", "/files", encode_chunks(body, size), {**headers, "Transfer-Encoding": "chunked"})
     assert response.status == 200
     assert (home / "cut").read_bytes() == content
     assert (home / "cut2").read_bytes() == b"\r\n"
@@ -112,10 +112,10 @@ def test_two_files_cannot_have_the_same_path(client: Client, home: Path) -> None
     assert (home / "same").read_bytes() == b"first"
 
 
-@pytest.mark.parametrize("cut", [10, 60, 150, 200])
-def test_a_truncated_form_is_rejected(client: Client, home: Path, cut: int) -> None:
+@pytest.mark.parametrize("length", [10, 60, 150, 200])
+def test_a_truncated_form_is_rejected(client: Client, home: Path, length: int) -> None:
     body, headers = form(("file", "trunc", b"z" * 100))
-    response = client.request("POST", "/files", body[:cut], headers)
+    response = client.request("POST", "/files", body[:length], headers)
     assert response.status == 400
     assert not (home / "trunc").exists()
     assert client.request("GET", "/health").status == 204

@@ -138,9 +138,8 @@ def test_events_are_streamed(dial: Dial, home: Path) -> None:
         if ("a/b", "EVENT_TYPE_WRITE") in seen:
             break
     assert seen[0] == ("a", "EVENT_TYPE_CREATE")
-    while "filesystem" in (
-        event := next(events)
-    ):  # the file is created empty and then written, which may be two events
+    # the file is created empty and then written, which may be two events
+    while "filesystem" in (event := next(events)):
         assert event["filesystem"] == {"name": "a/b", "type": "EVENT_TYPE_WRITE"}
     assert event == {"keepalive": {}}
 

@@ -1,4 +1,4 @@
-"""From a reference to layers: whole images from layouts, archives and a faulty registry."""
+"""Test resolving references to layers: complete images from layouts, archives and a faulty registry."""
 
 from __future__ import annotations
 
@@ -112,11 +112,12 @@ async def test_a_layout_becomes_layers(harness: ImagesHarness) -> None:
     assert image.user == "node" and image.workdir == "/data"
     assert stat_merged(harness, image, "data/old") is None and stat_merged(harness, image, "data/new") is not None
     data = stat_merged(harness, image, "data")
+    # the upper layer only implies it
     assert data and (stat.S_IMODE(data.st_mode), data.st_uid, data.st_gid) == (
         0o750,
         7,
         8,
-    )  # the upper layer only implies it
+    )
     adapted = find_paths(harness, image)[0]
     assert "user:x:1001:1001::/home/user:/bin/sh\n" in (adapted / "etc/passwd").read_text()  # 1000 is the id of node
     assert (adapted / "home/user").stat().st_uid == 1001
@@ -136,9 +137,8 @@ async def test_layers_are_shared_and_duplicates_are_dropped(harness: ImagesHarne
     with_whiteout = await harness.resolve(
         f"oci:{harness.layout(lower_layer(), tar(entry('data/.wh.kept')), name='gone')}"
     )
-    assert (
-        len(with_whiteout.layers) == 3 and stat_merged(harness, with_whiteout, "data/kept") is None
-    )  # a layer with only a whiteout is not empty
+    # a layer with only a whiteout is not empty
+    assert len(with_whiteout.layers) == 3 and stat_merged(harness, with_whiteout, "data/kept") is None
     hidden = tar(entry(".wh..wh..opq"), *[(info, raw) for info, raw in [entry("marker")]])
     with pytest.raises(InvalidInputError, match="no /bin/sh"):  # an opaque root hides all layers below
         await harness.resolve(f"oci:{harness.layout(lower_layer(), hidden, name='three')}")

@@ -281,9 +281,9 @@ def test_a_negative_size_in_a_header_is_rejected(unpacker: Unpacker) -> None:
     unpacker.assert_rejected(bytes(head), "backwards|images_max_mb|not a valid tar")
 
 
-@pytest.mark.parametrize("cut", [700, 1100])
-def test_truncated_layers_are_rejected(unpacker: Unpacker, cut: int) -> None:
-    unpacker.assert_rejected(tar(entry("f", "x" * 2000))[:cut], "truncated|not a valid tar")
+@pytest.mark.parametrize("length", [700, 1100])
+def test_truncated_layers_are_rejected(unpacker: Unpacker, length: int) -> None:
+    unpacker.assert_rejected(tar(entry("f", "x" * 2000))[:length], "truncated|not a valid tar")
 
 
 def test_content_must_match_its_digests(unpacker: Unpacker) -> None:

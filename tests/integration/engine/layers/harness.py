@@ -67,7 +67,7 @@ class EngineHarness:
         await self.sandboxes.open()
         if publishing:
             snapshots = self.sandboxes.components.snapshots
-            self.layers.open(snapshots, self.sandboxes.uses_layer, self.driver.find_layers)
+            self.layers.open(snapshots, self.sandboxes.uses_layer, self.driver.find_layers, self.sandboxes.is_template)
             self.sandboxes.pull_snapshot = self.layers.pull_missing
         try:
             yield self
@@ -130,6 +130,7 @@ class SnapshotsHarness:
         }
         self.settings = EngineSettings(**(values | settings))
         self.used: set[str] = set()  # snapshots that a sandbox uses
+        self.templates: set[str] = set()  # names of templates
         self.snapshots: Snapshots
         self.layers: LayerService
 
@@ -147,7 +148,7 @@ class SnapshotsHarness:
         self.snapshots = Snapshots(database, calls, tasks.spawn, lambda: (), lambda: self.used)
         self.snapshots.load()
         if publishing:
-            self.layers.open(self.snapshots, self.snapshots.uses_layer, self.find_layers)
+            self.layers.open(self.snapshots, self.snapshots.uses_layer, self.find_layers, self.templates.__contains__)
         try:
             yield self
         finally:
@@ -177,7 +178,7 @@ class SnapshotsHarness:
 
     async def wait_until_durable(self, *snapshots: Snapshot) -> None:
         for snapshot in snapshots:
-            await wait_for(lambda one=snapshot: self.layers.is_durable(one.id), lambda: self.layers.status)
+            await wait_for(lambda candidate=snapshot: self.layers.is_durable(candidate.id), lambda: self.layers.status)
 
     async def pull(self, snapshot: Snapshot) -> str:
         """Fetch a published snapshot and return the content of its file."""

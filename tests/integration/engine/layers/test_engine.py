@@ -46,7 +46,7 @@ def wait_for(condition: Callable[[], Any], engine: Engine, seconds: float = WAIT
 
 
 def is_durable(client: httpx.Client, ref: str) -> bool:
-    found = {one["snapshotID"]: one["durable"] for one in client.get("/snapshots").json()}
+    found = {item["snapshotID"]: item["durable"] for item in client.get("/snapshots").json()}
     return bool(found[ref])
 
 

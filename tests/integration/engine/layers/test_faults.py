@@ -1,4 +1,4 @@
-"""The layer store fails in every way, or the engine does: no snapshot is lost, and everybody is told."""
+"""Test faults of the layer store and the engine: no snapshot is lost, and every client gets an error."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 
 from sandyard.engine.layers.service import open_store
 from sandyard.engine.layers.store import DirectoryStore, StoredObject, StoreFullError
+from sandyard.engine.sandboxes.snapshots import make_snapshot_id
 from sandyard.kit.errors import InvalidInputError, NotFoundError, SandyardError, UnreachableError
 from tests.integration.engine.layers.harness import SnapshotsHarness, lose, wait_for
 
@@ -226,6 +227,7 @@ async def test_a_manifest_that_was_tampered_with_is_refused(
     manifest = json.loads(path.read_text())
     changes: list[dict[str, Any]] = [
         {"id": "other"},
+        {"id": make_snapshot_id()},
         {"layers": []},
         {"layers": manifest["layers"] * 120},
         {"limits": {"memory_mb": 0, "cpu_count": 1, "pids": 1, "disk_mb": 1}},
@@ -306,7 +308,9 @@ async def test_records_with_paths_are_published(tmp_path: Path, engine: Snapshot
         snapshot = engine.make(with_path=True)
         await engine.wait_until_durable(snapshot)
     manifest = json.loads((directory / "snapshots" / f"{snapshot.id}.json").read_text())
-    assert [(one["kind"], one["name"]) for one in manifest["layers"]] == [("snapshot", f"snapshots/{snapshot.id}")]
+    assert [(layer["kind"], layer["name"]) for layer in manifest["layers"]] == [
+        ("snapshot", f"snapshots/{snapshot.id}")
+    ]
     lose(engine.path)
     async with SnapshotsHarness(tmp_path / "other", directory).running() as other:
         assert await other.pull(snapshot) == "kept"
@@ -319,9 +323,9 @@ async def test_a_pulled_snapshot_needs_no_files_of_another_one(engine: Snapshots
         lower = engine.make()
         await engine.wait_until_durable(lower)
         manifest = json.loads((directory / "snapshots" / f"{lower.id}.json").read_text())
-        upper = manifest | {"id": "upper"}  # of another engine, with the same layer
-        (directory / "snapshots" / "upper.json").write_text(json.dumps(upper))
-        pulled = await engine.layers.pull("upper")
+        upper = manifest | {"id": make_snapshot_id()}  # of another engine, with the same layer
+        (directory / "snapshots" / f"{upper['id']}.json").write_text(json.dumps(upper))
+        pulled = await engine.layers.pull(upper["id"])
         assert not set(pulled.layers) & set(lower.layers)
 
 

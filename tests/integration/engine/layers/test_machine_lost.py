@@ -47,12 +47,12 @@ async def test_a_snapshot_survives_the_loss_of_the_machine(tmp_path: Path, direc
     (rootfs.parent / "layer.json").unlink()
     async with EngineHarness(tmp_path / "second", directory, rootfs).running() as engine:
         assert not engine.sandboxes.list_snapshots().items
-        published = [one for one in await engine.layers.list_published() if isinstance(one, Manifest)]
-        assert [one.ref for one in published] == [f"{lower.id}:default", "mine:v2"]
+        published = [candidate for candidate in await engine.layers.list_published() if isinstance(candidate, Manifest)]
+        assert [item.ref for item in published] == [f"{lower.id}:default", "mine:v2"]
         restored = await engine.create("mine:v2")
         assert await engine.run(restored, "cat /var/second; test ! -e /var/owned") == "second\n"
         listed = engine.sandboxes.list_snapshots().items
-        assert [(one.id, one.ref) for one in listed] == [(upper.id, "mine:v2")]
+        assert [(item.id, item.ref) for item in listed] == [(upper.id, "mine:v2")]
         assert engine.layers.is_durable(upper.id)
         record = engine.sandboxes.get(restored.id)
         assert [layer.partition(":")[0] for layer in record.layers] == ["fetched-snap", "fetched-snap", "fetched-tpl"]
@@ -83,7 +83,7 @@ async def test_records_with_paths_are_published_too(tmp_path: Path, directory: P
         await engine.wait_until_durable(snapshot)
         (manifest,) = await engine.layers.list_published()
         assert isinstance(manifest, Manifest)
-        assert [(one.kind, one.name) for one in manifest.layers] == [
+        assert [(layer.kind, layer.name) for layer in manifest.layers] == [
             ("snapshot", snapshot.layers[0]),
             ("template", "tiny/1"),
         ]

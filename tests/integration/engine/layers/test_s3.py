@@ -115,8 +115,8 @@ async def test_objects(store: LayerStore, tmp_path: Path, monkeypatch: pytest.Mo
     await store.put_document("snapshots/one.json", b"{}")
     await store.put_document("snapshots/one.json", b"{1}")
     assert await store.get_document("snapshots/one.json") == b"{1}"
-    assert [one.key async for one in store.list("snapshots/")] == ["snapshots/one.json"]
-    assert [(one.key, one.size) async for one in store.list("blobs/")] == [(KEY, len(content))]
+    assert [item.key async for item in store.list("snapshots/")] == ["snapshots/one.json"]
+    assert [(item.key, item.size) async for item in store.list("blobs/")] == [(KEY, len(content))]
     await store.refresh(KEY)
     async with store.open_file(KEY, tmp_path, len(content)) as fd:
         assert os.pread(fd, 100, 0) == content[:100]
@@ -136,7 +136,7 @@ async def test_a_long_list_has_pages(store: LayerStore) -> None:
         await store.put_document(f"snapshots/s{number}.json", b"{}")
     list_page = client.list_objects_v2
     client.list_objects_v2 = lambda **arguments: list_page(**arguments, MaxKeys=5)
-    assert len([one async for one in store.list("snapshots/")]) == 12
+    assert len([item async for item in store.list("snapshots/")]) == 12
 
 
 async def test_a_cancelled_upload_leaves_nothing(

@@ -79,7 +79,7 @@ def describe(root: Path) -> dict[str, tuple[object, ...]]:
         name = str(path.relative_to(root))
         ignored = ("trusted.overlay.origin", "trusted.overlay.impure", "trusted.overlay.uuid", "security.selinux")
         names = sorted(set(os.listxattr(path, follow_symlinks=False)) - set(ignored))
-        xattrs = tuple((one, os.getxattr(path, one, follow_symlinks=False)) for one in names)
+        xattrs = tuple((item, os.getxattr(path, item, follow_symlinks=False)) for item in names)
         content: object = None
         if stat.S_ISREG(status.st_mode):
             content = hash_data(path)

@@ -64,7 +64,7 @@ async def test_killing_the_engine_loses_no_sandbox_and_leaves_no_process(tmp_pat
         assert all(not records[sandbox_id].running for sandbox_id in paused & set(records) - maybe_killed)
         expected = {None: Condition.RUNNING, "memory": Condition.FROZEN, "filesystem": Condition.STOPPED}
         for record in records.values():
-            assert await driver.condition(record.handle) is expected[record.pause_kind]
+            assert await driver.get_condition(record.handle) is expected[record.pause_kind]
         assert {path.name for path in driver.files.sandboxes.iterdir()} == set(records)
         for sandbox_id in records:
             await service.kill(sandbox_id)

@@ -319,7 +319,7 @@ def test_repeated_checks_of_a_key_do_not_query_the_database(
     _, secret = keys.create("laptop")
     keys.check(secret.reveal())
     seen: list[object] = []
-    for method in ("execute", "query", "transaction", "data_version"):
+    for method in ("execute", "query", "transaction", "get_data_version"):
         monkeypatch.setattr(database, method, lambda *arguments: seen.append(arguments))
     for _ in range(100):
         assert keys.check(secret.reveal())

@@ -81,7 +81,7 @@ def test_the_published_version_has_no_passwords_and_no_files_of_the_build(
     texts = {str(p.relative_to(version.path)): p.read_text() for p in version.path.rglob("*") if p.is_file()}
     assert not [path for path, text in texts.items() if "hunter2" in text]
     assert "URIs: https://mirror.example/debian" in (apt / "sources.list.d/host.sources").read_text()
-    assert sorted(p.name for p in version.path.iterdir()) == ["manifest.json", "rootfs"]
+    assert sorted(p.name for p in version.path.iterdir()) == ["manifest.json", "rootfs", "size"]
     assert not list((version.rootfs / "dev").iterdir())
 
 

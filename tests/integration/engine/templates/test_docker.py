@@ -25,7 +25,7 @@ def test_its_sandboxes_may_run_containers_and_start_docker(folder: TemplateFolde
     assert found.start == docker.START
     assert found.can_be_overridden, "the name was free in earlier releases"
     assert layers(templates, "docker")[-2:] == (folder.name_layer(version), folder.name_layer(base_version))
-    assert all(one.containers is None for one in templates.list() if one is not found)
+    assert all(candidate.containers is None for candidate in templates.list() if candidate is not found)
 
 
 async def test_templates_that_are_built_on_first_use_do_not_depend_on_each_other(folder: TemplateFolder) -> None:

@@ -116,7 +116,7 @@ def test_new_languages_are_added_to_the_existing_ones(folder: TemplateFolder, mo
 
     monkeypatch.setattr(commands, "list_missing_requirements", list)
     monkeypatch.setattr(interpreter, "build", build)
-    monkeypatch.setattr(interpreter.base, "measure_size", lambda _: "1 MB")
+    monkeypatch.setattr(interpreter.base, "measure_size", lambda _: "1 MiB")
     base_version = publish(folder, "base", "b1")
     for extras in ("java", "r", ""):
         command = ["--templates-dir", str(folder.directory), "build", "code-interpreter", "--with", extras]

@@ -70,7 +70,7 @@ def encode_pem(key: Any) -> str:
 async def test_credentials_are_stored_listed_and_removed_but_never_shown(clients: Clients) -> None:
     path = await clients.create_project(repository="https://example.org/w.git", token=TOKEN, username="maria")
     listed = await clients.otto.get(f"{path}/credentials")
-    assert [(one["kind"], one["hint"]) for one in listed.json()["items"]] == [("token", "…wxyz")]
+    assert [(item["kind"], item["hint"]) for item in listed.json()["items"]] == [("token", "…wxyz")]
     body = {
         "sshKey": encode_pem(ed25519.Ed25519PrivateKey.generate()),
         "app": {"appId": 123, "installationId": "456", "privateKey": encode_pem(rsa.generate_private_key(65537, 2048))},
@@ -78,7 +78,7 @@ async def test_credentials_are_stored_listed_and_removed_but_never_shown(clients
     }
     put = await clients.maria.put(f"{path}/credentials", json=body)
     assert put.status_code == 200, put.text
-    hints = {one["kind"]: one["hint"] for one in put.json()["items"]}
+    hints = {item["kind"]: item["hint"] for item in put.json()["items"]}
     assert set(hints) == {"app", "ssh_key", "token", "webhook_secret"}
     assert hints["app"].startswith("123 SHA256:") and hints["ssh_key"].startswith("ssh-ed25519 SHA256:")
     assert (await clients.maria.delete(f"{path}/credentials/token")).status_code == 204
@@ -87,13 +87,13 @@ async def test_credentials_are_stored_listed_and_removed_but_never_shown(clients
         [
             (await clients.maria.get(path)).json(),
             put.json(),
-            [one.detail for one in (await clients.services.audit.list(ROOT, AuditQuery(), PageRequest(200))).items],
+            [item.detail for item in (await clients.services.audit.list(ROOT, AuditQuery(), PageRequest(200))).items],
         ]
     )
     for planted in (TOKEN, "planted-webhook-secret", "PRIVATE KEY"):
         assert planted not in visible
     audit = await clients.services.audit.list(ROOT, AuditQuery(action="credential.put"), PageRequest())
-    assert [one.detail for one in audit.items] == [{"kinds": ["app", "ssh_key", "webhook_secret"]}]
+    assert [item.detail for item in audit.items] == [{"kinds": ["app", "ssh_key", "webhook_secret"]}]
 
 
 async def test_only_the_owner_may_change_credentials(clients: Clients) -> None:
@@ -154,7 +154,7 @@ async def test_the_connection_test_reports_what_failed(clients: Clients, tmp_pat
     )
     tested = await clients.otto.post(f"{path}/test", timeout=30)
     assert tested.status_code == 200, tested.text
-    assert tested.json()["ok"] is False and not all(one["ok"] for one in tested.json()["findings"])
+    assert tested.json()["ok"] is False and not all(finding["ok"] for finding in tested.json()["findings"])
 
 
 async def test_settings_that_fail_the_connection_test_are_not_stored(clients: Clients, tmp_path: Path) -> None:
@@ -170,14 +170,14 @@ async def test_settings_that_fail_the_connection_test_are_not_stored(clients: Cl
         refused = await web.post("/api/v1/projects", json=wrong)
         problem = refused.json()
         assert (refused.status_code, problem["code"]) == (409, "connection_test_failed"), refused.text
-        assert [one["what"] for one in problem["findings"] if not one["ok"]] == ["repository"]
+        assert [finding["what"] for finding in problem["findings"] if not finding["ok"]] == ["repository"]
         nowhere = {**wrong, "repository": str(repository), "baseBranch": "nowhere"}
         assert "nowhere" in (await web.post("/api/v1/projects", json=nowhere)).json()["detail"]
         token = {"name": "x", "repository": "http://127.0.0.1:9/a/b.git", "token": TOKEN, "test": True}
         assert (await web.post("/api/v1/projects", json=token)).status_code == 409
         assert (await web.get("/api/v1/projects")).json()["items"] == []
         events = await clients.services.audit.list(ROOT, AuditQuery(action="project.create"), PageRequest())
-        assert TOKEN not in json.dumps([one.detail for one in events.items])
+        assert TOKEN not in json.dumps([event.detail for event in events.items])
 
         created = await web.post("/api/v1/projects", json={**wrong, "repository": str(repository)})
         assert (created.status_code, created.json()["connectionError"]) == (201, None)

@@ -113,7 +113,7 @@ async def test_from_a_checkout_to_a_pushed_branch(git_api: GitApi) -> None:
     await git_api.write("größe.txt", "one\n")
     await git_api.write("other.txt", "two\n")
     status = await git_api.get(f"git/{git_api.sandbox}/status")
-    assert [(one["path"], one["worktree"]) for one in status["entries"]] == [
+    assert [(entry["path"], entry["worktree"]) for entry in status["entries"]] == [
         ("größe.txt", "untracked"),
         ("other.txt", "untracked"),
     ]
@@ -126,7 +126,7 @@ async def test_from_a_checkout_to_a_pushed_branch(git_api: GitApi) -> None:
     assert (rejected.status_code, problem["code"]) == (400, "commit_message")
     committed = await git_api.complete("commit", message=problem["suggestion"])
     history = (await git_api.get(f"git/{git_api.sandbox}/history"))["items"]
-    assert [one["id"] for one in history] == [committed["detail"]["commit"]] and history[0]["subject"] == problem[
+    assert [item["id"] for item in history] == [committed["detail"]["commit"]] and history[0]["subject"] == problem[
         "suggestion"
     ]
     assert (await git_api.get(f"git/{git_api.sandbox}/history", skip=1))["items"] == []
@@ -134,7 +134,7 @@ async def test_from_a_checkout_to_a_pushed_branch(git_api: GitApi) -> None:
     assert (nothing.status_code, nothing.json()["code"]) == (409, "nothing_to_commit")
     assert nothing.json()["operationId"].startswith("gop_")
     diff = await git_api.get(f"git/{git_api.sandbox}/diff")
-    assert [(one["path"], one["change"], one["added"]) for one in diff["files"]] == [("größe.txt", "added", 1)]
+    assert [(file["path"], file["change"], file["added"]) for file in diff["files"]] == [("größe.txt", "added", 1)]
     assert "+one" in diff["files"][0]["patch"]
     assert (await git_api.get(f"git/{git_api.sandbox}/diff", against="head"))["files"] == []
     bare = await git_api.get(f"git/{git_api.sandbox}/diff", path=["größe.txt", "x"], patches=False)
@@ -162,7 +162,7 @@ async def test_from_a_checkout_to_a_pushed_branch(git_api: GitApi) -> None:
     assert await git_api.get(f"git/operations/{listed[0]['id']}") == listed[0]
     assert (await git_api.get("git/operations", projectId="prj_other"))["items"] == []
     audit = await git_api.platform.services.audit.list(ROOT, AuditQuery(action="git.push"), PageRequest())
-    assert [(one.target, one.outcome, one.detail["operation"]) for one in audit.items] == [
+    assert [(item.target, item.outcome, item.detail["operation"]) for item in audit.items] == [
         (git_api.sandbox, "ok", pushed["id"])
     ]
 
@@ -173,12 +173,12 @@ async def test_conflicts_are_listed_file_by_file(git_api: GitApi) -> None:
     await git_api.complete("commit", message="fix: hello from here")
     git_api.commit_upstream("README.md", "Hello from there\n")
     preview = await git_api.complete("update", how="check")
-    assert [one["path"] for one in preview["detail"]["conflicts"]] == ["README.md"]
+    assert [conflict["path"] for conflict in preview["detail"]["conflicts"]] == ["README.md"]
     for how in ("rebase", "merge"):
         response = await git_api.post("update", how=how)
         problem = response.json()
         assert (response.status_code, problem["code"]) == (409, "conflicts"), response.text
-        assert [one["path"] for one in problem["files"]] == ["README.md"] and "agent" in problem["choices"]
+        assert [file["path"] for file in problem["files"]] == ["README.md"] and "agent" in problem["choices"]
         operation = await git_api.get(f"git/operations/{problem['operationId']}")
         assert (operation["status"], operation["errorCode"]) == ("failed", "conflicts")
         assert operation["error"] == problem["detail"]
@@ -190,7 +190,7 @@ async def test_a_checkpoint_is_restored_into_a_new_sandbox(git_api: GitApi) -> N
     await git_api.write("draft.txt", "not committed\n")
     saved = await git_api.complete("checkpoint")
     listed = (await git_api.get(f"sessions/{git_api.session}/checkpoints"))["items"]
-    assert [one["id"] for one in listed] == [saved["detail"]["checkpointId"]]
+    assert [item["id"] for item in listed] == [saved["detail"]["checkpointId"]]
     assert (listed[0]["reason"], listed[0]["changed"], listed[0]["sandboxId"]) == ("asked", 1, git_api.sandbox)
     response = await git_api.web.post(
         "/api/v1/git/restore", params={"wait": 60}, json={"checkpointId": listed[0]["id"]}, timeout=90
@@ -199,7 +199,7 @@ async def test_a_checkpoint_is_restored_into_a_new_sandbox(git_api: GitApi) -> N
     sandbox = response.json()["sandboxId"]
     assert sandbox != git_api.sandbox and (await git_api.get(f"sessions/{git_api.session}"))["sandboxId"] == sandbox
     status = await git_api.get(f"git/{sandbox}/status")
-    assert [one["path"] for one in status["entries"]] == ["draft.txt"]
+    assert [entry["path"] for entry in status["entries"]] == ["draft.txt"]
 
 
 async def test_an_operation_started_without_waiting_can_be_read_later(git_api: GitApi) -> None:

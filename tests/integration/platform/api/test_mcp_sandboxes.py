@@ -19,7 +19,15 @@ from sandyard.platform.db.models import Sandbox
 from sandyard.platform.domain.audit.service import AuditQuery
 from sandyard.platform.domain.paging import PageRequest
 from tests.integration.platform.domain.sandboxes.platform_harness import PlatformHarness, until
-from tests.unit.platform.api.mcp_client import client, done, kept, refused, running, serving, token_of
+from tests.unit.platform.api.mcp_client import (
+    call_failing_tool,
+    call_tool,
+    client,
+    kept,
+    require_running,
+    serving,
+    token_of,
+)
 from tests.unit.platform.world import ROOT
 
 if TYPE_CHECKING:
@@ -46,40 +54,40 @@ async def latest_mcp(platform: PlatformHarness, url: str) -> AsyncIterator[Clien
 
 @pytest.mark.parametrize("mcp", ["2026-07-28", "legacy"], indirect=True)
 async def test_a_sandbox_from_creation_to_destruction(platform: PlatformHarness, mcp: Client) -> None:
-    sandbox_id = (await done(mcp, "create_sandbox", envs={"STAGE": "test"}))["id"]
-    result = await done(mcp, "run_command", sandboxId=sandbox_id, command="echo $STAGE; echo no >&2; exit 3")
+    sandbox_id = (await call_tool(mcp, "create_sandbox", envs={"STAGE": "test"}))["id"]
+    result = await call_tool(mcp, "run_command", sandboxId=sandbox_id, command="echo $STAGE; echo no >&2; exit 3")
     assert (result["status"], result["exitCode"]) == ("exited", 3)
     assert result["stdout"] == {"text": "test\n", "offset": 0, "end": 5, "total": 5}
     assert result["stderr"]["text"] == "no\n"
-    assert await done(mcp, "write_file", sandboxId=sandbox_id, path="a/b.txt", content="grün\n") == {
+    assert await call_tool(mcp, "write_file", sandboxId=sandbox_id, path="a/b.txt", content="grün\n") == {
         "path": "a/b.txt",
         "size": 6,
     }
-    listed = await done(mcp, "list_files", sandboxId=sandbox_id, path="a")
+    listed = await call_tool(mcp, "list_files", sandboxId=sandbox_id, path="a")
     assert [entry["name"] for entry in listed["items"]] == ["b.txt"] and not listed["truncated"]
-    assert (await done(mcp, "read_file", sandboxId=sandbox_id, path="a/b.txt"))["content"] == "grün\n"
-    assert (await done(mcp, "pause_sandbox", sandboxId=sandbox_id))["status"] == "paused"
-    assert (await done(mcp, "get_sandbox", sandboxId=sandbox_id))["status"] == "paused"
-    assert (await done(mcp, "resume_sandbox", sandboxId=sandbox_id))["status"] == "running"
-    assert [one["id"] for one in (await done(mcp, "list_sandboxes"))["items"]] == [sandbox_id]
+    assert (await call_tool(mcp, "read_file", sandboxId=sandbox_id, path="a/b.txt"))["content"] == "grün\n"
+    assert (await call_tool(mcp, "pause_sandbox", sandboxId=sandbox_id))["status"] == "paused"
+    assert (await call_tool(mcp, "get_sandbox", sandboxId=sandbox_id))["status"] == "paused"
+    assert (await call_tool(mcp, "resume_sandbox", sandboxId=sandbox_id))["status"] == "running"
+    assert [item["id"] for item in (await call_tool(mcp, "list_sandboxes"))["items"]] == [sandbox_id]
     for _ in range(2):
-        assert await done(mcp, "destroy_sandbox", sandboxId=sandbox_id) == {"done": True}
-    code, message = await refused(mcp, "run_command", sandboxId=sandbox_id, command="true")
+        assert await call_tool(mcp, "destroy_sandbox", sandboxId=sandbox_id) == {"done": True}
+    code, message = await call_failing_tool(mcp, "run_command", sandboxId=sandbox_id, command="true")
     assert code == "sandbox_destroyed" and sandbox_id in message
     recorded = (await platform.services.audit.list(ROOT, AuditQuery(), PageRequest(200))).items
-    assert [one.action for one in reversed(recorded)] == [
+    assert [item.action for item in reversed(recorded)] == [
         f"mcp.{tool}"
         for tool in "create_sandbox run_command write_file list_files read_file pause_sandbox get_sandbox resume_sandbox "
         "list_sandboxes destroy_sandbox destroy_sandbox run_command".split()
     ]
-    assert {one.target for one in recorded if one.action != "mcp.list_sandboxes"} == {sandbox_id}
+    assert {candidate.target for candidate in recorded if candidate.action != "mcp.list_sandboxes"} == {sandbox_id}
     assert "echo $STAGE" in recorded[-2].detail["text"]
     assert "command.started" in await platform.list_event_kinds(prefix="command.")
 
 
 async def test_long_output_is_read_in_pieces(mcp: Client) -> None:
-    sandbox_id = (await done(mcp, "create_sandbox"))["id"]
-    result = await done(
+    sandbox_id = (await call_tool(mcp, "create_sandbox"))["id"]
+    result = await call_tool(
         mcp, "run_command", sandboxId=sandbox_id, command="for i in $(seq 2000); do echo ä$i; done", outputLimit=50
     )
     out = result["stdout"]
@@ -87,51 +95,53 @@ async def test_long_output_is_read_in_pieces(mcp: Client) -> None:
     assert out["end"] == out["total"] > 10_000 and len(out["text"].encode()) == out["end"] - out["offset"] <= 50
     seen, at = "", 0
     while at < out["total"]:
-        piece = await done(mcp, "read_output", commandId=result["commandId"], stdoutOffset=at, outputLimit=4999)
+        piece = await call_tool(mcp, "read_output", commandId=result["commandId"], stdoutOffset=at, outputLimit=4999)
         assert piece["stdout"]["offset"] == at
         seen, at = seen + piece["stdout"]["text"], piece["stdout"]["end"]
     assert seen == "".join(f"ä{n}\n" for n in range(1, 2001))
-    await done(
+    await call_tool(
         mcp,
         "run_command",
         sandboxId=sandbox_id,
         command="head -c 300000 /dev/urandom > noise; printf 'a%.0s' $(seq 9) > nine",
     )
-    piece = await done(mcp, "read_file", sandboxId=sandbox_id, path="noise", offset=1000, limit=2000)
+    piece = await call_tool(mcp, "read_file", sandboxId=sandbox_id, path="noise", offset=1000, limit=2000)
     assert piece["encoding"] == "base64" and len(base64.b64decode(piece["content"])) == 2000
     assert (piece["end"], piece["total"], piece["complete"]) == (3000, 300_000, False)
-    piece = await done(mcp, "read_file", sandboxId=sandbox_id, path="nine", offset=7)
+    piece = await call_tool(mcp, "read_file", sandboxId=sandbox_id, path="nine", offset=7)
     assert (piece["content"], piece["complete"]) == ("aa", True)
-    code, _ = await refused(mcp, "write_file", sandboxId=sandbox_id, path="x", content="%%", encoding="base64")
+    code, _ = await call_failing_tool(
+        mcp, "write_file", sandboxId=sandbox_id, path="x", content="%%", encoding="base64"
+    )
     assert code == "invalid_argument"
-    code, message = await refused(mcp, "read_file", sandboxId=sandbox_id, path="nowhere.txt")
+    code, message = await call_failing_tool(mcp, "read_file", sandboxId=sandbox_id, path="nowhere.txt")
     assert code == "not_found" or "nowhere.txt" in message
 
 
 async def test_the_command_continues_after_the_wait_ends(mcp: Client) -> None:
-    sandbox_id = (await done(mcp, "create_sandbox"))["id"]
-    result = await done(
+    sandbox_id = (await call_tool(mcp, "create_sandbox"))["id"]
+    result = await call_tool(
         mcp, "run_command", sandboxId=sandbox_id, command="echo begun; until [ -e go ]; do sleep 0.05; done; echo over",
         waitSeconds=0.5,
     )  # fmt: skip
     assert result["status"] in ("starting", "running")
-    await done(mcp, "write_file", sandboxId=sandbox_id, path="go", content="")
-    result = await done(mcp, "read_output", commandId=result["commandId"], waitSeconds=60)
+    await call_tool(mcp, "write_file", sandboxId=sandbox_id, path="go", content="")
+    result = await call_tool(mcp, "read_output", commandId=result["commandId"], waitSeconds=60)
     assert (result["status"], result["stdout"]["text"]) == ("exited", "begun\nover\n")
-    result = await done(mcp, "run_command", sandboxId=sandbox_id, command="sleep 1000", waitSeconds=0)
-    ended = await done(mcp, "kill_command", commandId=result["commandId"])
+    result = await call_tool(mcp, "run_command", sandboxId=sandbox_id, command="sleep 1000", waitSeconds=0)
+    ended = await call_tool(mcp, "kill_command", commandId=result["commandId"])
     assert ended["status"] in ("killed", "not_started")
 
 
 async def test_progress_is_reported_while_a_command_runs(mcp: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandyard.platform.api.mcp.commands.PROGRESS_S", 0.2)
-    sandbox_id = (await done(mcp, "create_sandbox"))["id"]
+    sandbox_id = (await call_tool(mcp, "create_sandbox"))["id"]
     reported: list[tuple[float, float | None, str | None]] = []
 
     async def record_progress(at: float, total: float | None, message: str | None) -> None:
         reported.append((at, total, message))
         if len(reported) == 2:
-            await done(mcp, "write_file", sandboxId=sandbox_id, path="go", content="")
+            await call_tool(mcp, "write_file", sandboxId=sandbox_id, path="go", content="")
 
     arguments = {"sandboxId": sandbox_id, "command": "until [ -e go ]; do sleep 0.05; done", "waitSeconds": 60}
     result = await mcp.call_tool("run_command", arguments, progress_callback=record_progress)
@@ -141,7 +151,7 @@ async def test_progress_is_reported_while_a_command_runs(mcp: Client, monkeypatc
 
 
 async def test_cancelling_the_call_does_not_stop_the_command(platform: PlatformHarness, latest_mcp: Client) -> None:
-    sandbox_id = (await done(latest_mcp, "create_sandbox"))["id"]
+    sandbox_id = (await call_tool(latest_mcp, "create_sandbox"))["id"]
     arguments = {
         "sandboxId": sandbox_id,
         "command": "until [ -e go ]; do sleep 0.05; done; echo over",
@@ -154,11 +164,11 @@ async def test_cancelling_the_call_does_not_stop_the_command(platform: PlatformH
 
     async def list_outcomes() -> Any:
         found = (await platform.services.audit.list(ROOT, AuditQuery(action="mcp.run_command"), PageRequest())).items
-        return [one.outcome for one in found]
+        return [item.outcome for item in found]
 
     assert await until(list_outcomes, "the call is audited") == ["interrupted"]
-    await done(latest_mcp, "write_file", sandboxId=sandbox_id, path="go", content="")
-    result = await done(latest_mcp, "read_output", commandId=commands[0].id, waitSeconds=60)
+    await call_tool(latest_mcp, "write_file", sandboxId=sandbox_id, path="go", content="")
+    result = await call_tool(latest_mcp, "read_output", commandId=commands[0].id, waitSeconds=60)
     assert (result["status"], result["stdout"]["text"]) == ("exited", "over\n")
 
 
@@ -166,7 +176,7 @@ async def test_an_operation_is_finished_after_the_client_disconnects(
     platform: PlatformHarness, latest_mcp: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that disconnects in the middle leaves no partial change."""
-    sandbox_id = (await done(latest_mcp, "create_sandbox"))["id"]
+    sandbox_id = (await call_tool(latest_mcp, "create_sandbox"))["id"]
     started, proceed, real = asyncio.Event(), asyncio.Event(), platform.services.lifecycle.pause
 
     async def held_pause(row: Any) -> Any:
@@ -190,9 +200,9 @@ async def test_an_operation_is_finished_after_the_client_disconnects(
 async def test_a_stranger_gets_not_found_for_everything(
     platform: PlatformHarness, url: str, latest_mcp: Client
 ) -> None:
-    sandbox_id = (await done(latest_mcp, "create_sandbox"))["id"]
-    command = (await done(latest_mcp, "run_command", sandboxId=sandbox_id, command="echo secret"))["commandId"]
-    session = (await done(latest_mcp, "create_session", title="secret"))["id"]
+    sandbox_id = (await call_tool(latest_mcp, "create_sandbox"))["id"]
+    command = (await call_tool(latest_mcp, "run_command", sandboxId=sandbox_id, command="echo secret"))["commandId"]
+    session = (await call_tool(latest_mcp, "create_session", title="secret"))["id"]
     async with client(url, await token_of(platform, "stranger")) as stranger:
         for existing, unknown, tools in (
             ({"sandboxId": sandbox_id}, {"sandboxId": "sbx_none"},
@@ -204,40 +214,43 @@ async def test_a_stranger_gets_not_found_for_everything(
             ({"sessionId": session}, {"sessionId": "ses_none"}, "get_session delete_session"),
         ):  # fmt: skip
             for tool in tools.split():
-                foreign, missing = await refused(stranger, tool, **existing), await refused(stranger, tool, **unknown)
+                foreign, missing = (
+                    await call_failing_tool(stranger, tool, **existing),
+                    await call_failing_tool(stranger, tool, **unknown),
+                )
                 assert foreign[0] == missing[0] == "not_found", tool
                 existing_id, unknown_id = next(iter(existing.values())), next(iter(unknown.values()))
                 assert foreign[1].replace(existing_id, "") == missing[1].replace(unknown_id, ""), tool
-        assert (await done(stranger, "list_sandboxes"))["items"] == []
-        assert (await done(stranger, "list_sessions"))["items"] == []
+        assert (await call_tool(stranger, "list_sandboxes"))["items"] == []
+        assert (await call_tool(stranger, "list_sessions"))["items"] == []
 
 
 async def test_sessions_are_created_listed_and_deleted(platform: PlatformHarness, mcp: Client) -> None:
-    created = await done(mcp, "create_session", title="Fix the login")
+    created = await call_tool(mcp, "create_session", title="Fix the login")
     assert created["sandboxStatus"] == "provisioning"
-    await running(platform, created["sandboxId"])
-    assert (await done(mcp, "get_session", sessionId=created["id"]))["sandboxStatus"] == "running"
-    listed = await done(mcp, "list_sessions", limit=1)
-    assert [one["title"] for one in listed["items"]] == ["Fix the login"] and listed["nextCursor"] is None
-    code, _ = await refused(mcp, "git_status", sandboxId=created["sandboxId"])
+    await require_running(platform, created["sandboxId"])
+    assert (await call_tool(mcp, "get_session", sessionId=created["id"]))["sandboxStatus"] == "running"
+    listed = await call_tool(mcp, "list_sessions", limit=1)
+    assert [item["title"] for item in listed["items"]] == ["Fix the login"] and listed["nextCursor"] is None
+    code, _ = await call_failing_tool(mcp, "git_status", sandboxId=created["sandboxId"])
     assert code == "no_checkout"
-    assert await done(mcp, "delete_session", sessionId=created["id"]) == {"done": True}
-    assert (await refused(mcp, "get_session", sessionId=created["id"]))[0] == "not_found"
+    assert await call_tool(mcp, "delete_session", sessionId=created["id"]) == {"done": True}
+    assert (await call_failing_tool(mcp, "get_session", sessionId=created["id"]))[0] == "not_found"
 
 
 @pytest.mark.slow
 async def test_many_commands_run_at_once(latest_mcp: Client) -> None:
-    sandbox_id = (await done(latest_mcp, "create_sandbox"))["id"]
+    sandbox_id = (await call_tool(latest_mcp, "create_sandbox"))["id"]
     results = await asyncio.gather(
-        *(done(latest_mcp, "run_command", sandboxId=sandbox_id, command=f"echo {n}") for n in range(30))
+        *(call_tool(latest_mcp, "run_command", sandboxId=sandbox_id, command=f"echo {n}") for n in range(30))
     )
-    assert [one["stdout"]["text"] for one in results] == [f"{n}\n" for n in range(30)]
+    assert [result["stdout"]["text"] for result in results] == [f"{n}\n" for n in range(30)]
 
 
 async def test_waiting_ends_when_the_platform_stops(platform: PlatformHarness, mcp: Client) -> None:
-    sandbox_id = (await done(mcp, "create_sandbox"))["id"]
+    sandbox_id = (await call_tool(mcp, "create_sandbox"))["id"]
     waiting = asyncio.create_task(
-        refused(mcp, "run_command", sandboxId=sandbox_id, command="sleep 1000", waitSeconds=600)
+        call_failing_tool(mcp, "run_command", sandboxId=sandbox_id, command="sleep 1000", waitSeconds=600)
     )
     await until(lambda: _list_commands(platform, sandbox_id), "a command exists")
     platform.services.commands.stop()
@@ -254,7 +267,7 @@ async def _list_commands(platform: PlatformHarness, sandbox_id: str) -> Any:
 async def test_a_command_returns_no_output_to_a_user_removed_meanwhile(
     platform: PlatformHarness, url: str, owner: str
 ) -> None:
-    removed = await platform.person("removed")
+    removed = await platform.create_person("removed")
     project_id = await platform.project(platform.owner, removed)
     sandbox_owner = removed if owner == "removed" else platform.owner
     row = await platform.services.sandboxes.create_sandbox(sandbox_owner, project_id=project_id)
@@ -267,7 +280,7 @@ async def test_a_command_returns_no_output_to_a_user_removed_meanwhile(
             api.post(f"/api/v1/sandboxes/{row.id}/execute", json={"command": f"bash -c '{wait}' 1"})
         )
         calling = asyncio.create_task(
-            refused(tools, "run_command", sandboxId=row.id, command=f"bash -c '{wait}' 2", waitSeconds=60)
+            call_failing_tool(tools, "run_command", sandboxId=row.id, command=f"bash -c '{wait}' 2", waitSeconds=60)
         )
         for number in (1, 2):
             await until(lambda number=number: has_file(platform, row, f"begun-{number}"), "the command runs")  # type: ignore[misc]
@@ -287,7 +300,7 @@ async def test_waiting_for_a_command_ends_when_its_sandbox_is_paused_because_the
         monkeypatch.setattr(f"sandyard.platform.{name}", 0.2)
     for name in ("ACCESS_CHECK_S", "SILENCE_S"):
         monkeypatch.setattr(f"sandyard.platform.domain.sandboxes.commands.{name}", 0.2)
-    removed = await platform.person("removed")
+    removed = await platform.create_person("removed")
     project_id = await platform.project(platform.owner, removed)
     row = await platform.services.sandboxes.create_sandbox(removed, project_id=project_id)
     token = (await platform.services.users.create_token(removed, "mcp")).value.reveal()
@@ -297,7 +310,9 @@ async def test_waiting_for_a_command_ends_when_its_sandbox_is_paused_because_the
             api.post(f"/api/v1/sandboxes/{row.id}/execute", json={"command": "touch begun-1; sleep 1000"})
         )
         calling = asyncio.create_task(
-            refused(tools, "run_command", sandboxId=row.id, command="touch begun-2; sleep 1000", waitSeconds=600)
+            call_failing_tool(
+                tools, "run_command", sandboxId=row.id, command="touch begun-2; sleep 1000", waitSeconds=600
+            )
         )
         for number in (1, 2):
             await until(lambda number=number: has_file(platform, row, f"begun-{number}"), "the command runs")  # type: ignore[misc]

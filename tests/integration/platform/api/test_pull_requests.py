@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.platform.api.app import build
 from sandyard.platform.app import ROUTERS, open_services
 from sandyard.platform.db.models import PullRequest, Session, Task
@@ -34,7 +34,7 @@ class Clients:
     owner: Principal
 
     async def add_pull_request(self, project_id: str, number: int | None, **fields: Any) -> str:
-        now, row_id = datetime.now(UTC), ordered_id("pul_")
+        now, row_id = datetime.now(UTC), make_ordered_id("pul_")
         row = {
             "forge": "github" if number else "plain",
             "url": "https://github.example/a/b/pull/1",
@@ -73,7 +73,7 @@ async def clients(tmp_path: Path) -> AsyncIterator[Clients]:
 
 async def test_a_pull_request_is_found_by_number_task_and_session(clients: Clients) -> None:
     project = await clients.services.projects.create(clients.owner, "website")
-    now, task_id, session_id = datetime.now(UTC), ordered_id("tsk_"), ordered_id("ses_")
+    now, task_id, session_id = datetime.now(UTC), make_ordered_id("tsk_"), make_ordered_id("ses_")
     async with clients.services.database.transaction() as tx:
         tx.add(
             Task(
@@ -119,7 +119,7 @@ async def test_a_number_used_by_two_projects_needs_a_project_id(clients: Clients
     again = await clients.maria.post("/api/v1/github/pull-requests/3/merge", json={"projectId": two.id})
     assert (again.status_code, again.json()["state"]) == (200, "merged")
     listed = (await clients.maria.get("/api/v1/github/pull-requests")).json()["items"]
-    assert [one["projectId"] for one in listed] == [two.id, one.id]
+    assert [item["projectId"] for item in listed] == [two.id, one.id]
     for query, count in (
         ({"state": "merged"}, 1),
         ({"projectId": one.id}, 1),
@@ -166,4 +166,4 @@ async def test_on_a_plain_remote_only_the_branch_is_pushed(git_api: GitApi) -> N
     again = await open_pull_request()
     assert (again.status_code, again.json()["id"]) == (200, view["id"])
     assert (await git_api.get(f"sessions/{git_api.session}/pull-request"))["id"] == view["id"]
-    assert [one["id"] for one in (await git_api.get("github/pull-requests"))["items"]] == [view["id"]]
+    assert [pull_request["id"] for pull_request in (await git_api.get("github/pull-requests"))["items"]] == [view["id"]]

@@ -5,7 +5,7 @@ from tests.unit.platform.world import ROOT, World, client
 
 
 async def test_the_sample_project_is_created_once(world: World) -> None:
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
     async with client(world.app(), maria) as web:
         created = await web.post("/api/v1/projects/sample")
         assert created.status_code == 201, created.text
@@ -19,6 +19,6 @@ async def test_the_sample_project_is_created_once(world: World) -> None:
 
 
 async def list_audit_entries(world: World, caller: Principal) -> list[tuple[str, str | None]]:
-    async with client(world.app(), await world.person("chief", "admin")) as web:
+    async with client(world.app(), await world.create_person("chief", "admin")) as web:
         items = (await web.get("/api/v1/audit")).json()["items"]
     return [(item["action"], item["target"]) for item in items]

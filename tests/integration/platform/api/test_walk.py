@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from sqlalchemy import text
 
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.secret import Secret
 from sandyard.platform.api.app import build
 from sandyard.platform.api.large_responses import is_large
@@ -67,6 +67,11 @@ SMALL = {
         "session.get",
         "session.sandbox",
         "session.remote",
+        "host.list",
+        "service.disk",
+        "encryption_key.list",
+        "project.get_quotas",
+        "user.get_quotas",
     ),
     *("sandbox.get", "sandbox.metrics", "sandbox.denied", "file.info", "preview.get", "terminal.list", "git.checkout"),
 }
@@ -96,6 +101,7 @@ class OwnedIds:
     turn_id: str
     ask_id: str
     pull_request_id: str
+    host_id: str
     number: str
     port: str
     kind: str
@@ -125,8 +131,12 @@ class Route:
 
     @property
     def query(self) -> dict[str, str]:
-        wanted = [one for one in self.operation.get("parameters", []) if one["in"] == "query" and one.get("required")]
-        return {one["name"]: str(one["schema"].get("examples", ["/tmp/x"])[0]) for one in wanted}
+        wanted = [
+            candidate
+            for candidate in self.operation.get("parameters", [])
+            if candidate["in"] == "query" and candidate.get("required")
+        ]
+        return {item["name"]: str(item["schema"].get("examples", ["/tmp/x"])[0]) for item in wanted}
 
     @property
     def body(self) -> dict[str, Any]:
@@ -144,7 +154,7 @@ class Route:
         """Names of the ids in the body and the query."""
         content = self.operation.get("requestBody", {}).get("content", {}).get("application/json", {})
         fields = self.schemas[content["schema"]["$ref"].rsplit("/", 1)[1]]["properties"] if content else {}
-        query = [one["name"] for one in self.operation.get("parameters", []) if one["in"] == "query"]
+        query = [candidate["name"] for candidate in self.operation.get("parameters", []) if candidate["in"] == "query"]
         return [name for name in (*fields, *query) if name.endswith("Id")]
 
 
@@ -178,8 +188,8 @@ class RouteWalk:
         )
         await self.services.secrets.put(principal, "OWNERS_KEY", Secret(SECRET))
         await self.services.credentials.put(principal, project.id, webhook_secret=Secret(SECRET))
-        session_id, sandbox_id, task_id = ordered_id("ses_"), ordered_id("sbx_"), ordered_id("tsk_")
-        command_id, terminal_id = ordered_id("cmd_"), ordered_id("trm_")
+        session_id, sandbox_id, task_id = make_ordered_id("ses_"), make_ordered_id("sbx_"), make_ordered_id("tsk_")
+        command_id, terminal_id = make_ordered_id("cmd_"), make_ordered_id("trm_")
         mine: dict[str, Any] = {"owner_id": principal.user_id, "project_id": project.id, "template": "base"}
         async with self.services.database.transaction() as tx:
             tx.add(Session(id=session_id, title=SECRET, sandbox_id=sandbox_id, created_at=now, updated_at=now, **mine))
@@ -232,10 +242,11 @@ class RouteWalk:
             pull_request_id=PULL,
             number="7007",
             port="8000",
+            host_id="host-0mh3k7a1x2ab",
             kind="webhook_secret",
             name="OWNERS_KEY",
         )
-        self.existing_ids = {one.name: getattr(owned, one.name) for one in fields(owned)}
+        self.existing_ids = {field.name: getattr(owned, field.name) for field in fields(owned)}
 
     @property
     def unknown_ids(self) -> dict[str, str]:
@@ -298,9 +309,9 @@ class RouteWalk:
         return Person(Principal(user.id, name, "member", f"token:{issued.id}"), issued.value.reveal())
 
 
-TURN, ASK = ordered_id("trn_"), ordered_id("ask_")
-OPERATION, CHECKPOINT, PREPARATION = ordered_id("gop_"), ordered_id("ckp_"), ordered_id("prp_")
-PULL = ordered_id("pul_")
+TURN, ASK = make_ordered_id("trn_"), make_ordered_id("ask_")
+OPERATION, CHECKPOINT, PREPARATION = make_ordered_id("gop_"), make_ordered_id("ckp_"), make_ordered_id("prp_")
+PULL = make_ordered_id("pul_")
 
 
 def _git_rows(project_id: str, session_id: str, sandbox_id: str, task_id: str, now: datetime) -> list[Base]:
@@ -335,7 +346,7 @@ def _git_rows(project_id: str, session_id: str, sandbox_id: str, task_id: str, n
 
 
 def _agent_rows(session_id: str, sandbox_id: str, now: datetime) -> list[Base]:
-    run_id, finished = ordered_id("run_"), {"origin": "person", "status": "completed", "error": SECRET}
+    run_id, finished = make_ordered_id("run_"), {"origin": "person", "status": "completed", "error": SECRET}
     permission = {
         "request": "1",
         "kind": "permission",
@@ -443,7 +454,7 @@ async def test_a_stranger_cannot_tell_existing_ids_from_unknown_ones(walk: Route
         if route.name in OWN_NAMESPACE:
             assert existing[0] == unknown[0] < 300, route.name
         else:
-            admins_only = route.name.startswith("user.")
+            admins_only = route.name.startswith(("user.", "host."))
             assert existing[0] == (403 if admins_only else 404), (route.name, existing)
             assert existing == unknown, route.name
         assert SECRET not in existing[1], route.name

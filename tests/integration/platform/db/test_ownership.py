@@ -1,4 +1,4 @@
-"""Of several platforms on one PostgreSQL database one owns it and always knows whether it still does."""
+"""Test ownership of a PostgreSQL database: one of several platforms owns it, and always knows whether it still does."""
 
 from __future__ import annotations
 

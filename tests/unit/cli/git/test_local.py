@@ -50,12 +50,12 @@ def test_the_commit_message_is_read_from_a_file_or_a_pipe(server: Server, tmp_pa
 
 
 def test_a_rejected_commit_message_comes_with_a_suggestion(server: Server) -> None:
-    sentence = "The subject does not say what kind of change it is."
-    server.on("POST", "/git/commit", problem(400, "commit_message", sentence, suggestion="fix: don't log in twice"))
+    message = "The subject does not say what kind of change it is."
+    server.on("POST", "/git/commit", problem(400, "commit_message", message, suggestion="fix: don't log in twice"))
     result = run("commit", SANDBOX, "-m", "Don't log in twice")
     assert result.exit_code == 1
     assert result.stderr.splitlines() == [
-        f"sandyard: {sentence}",
+        f"sandyard: {message}",
         f"Try: sandyard git commit {SANDBOX} -m 'fix: don'\"'\"'t log in twice'",
     ]
 

@@ -65,7 +65,7 @@ def test_servers_are_listed(ready: Server) -> None:
 def test_a_command_server_is_added(ready: Server) -> None:
     result = run("add", "prj_1", "notes", "-e", "LEVEL=info", "--", "npx", "-y", "notes", "--url", "x")
     assert result.exit_code == 0, result.output
-    sent = next(one for one in ready.requests if one.method == "POST").json()
+    sent = next(request for request in ready.requests if request.method == "POST").json()
     assert sent == {"name": "notes", "command": "npx", "args": ["-y", "notes", "--url", "x"], "env": {"LEVEL": "info"}}
 
 
@@ -73,7 +73,7 @@ def test_header_values_are_read_from_stdin_or_a_prompt(ready: Server) -> None:
     where = ("add", "prj_1", "issues", "--url", URL["url"])
     assert run(*where, "--headers-stdin", typed="Authorization: Bearer a:b\nX-Team: blue\n").exit_code == 0
     assert run(*where, "--header", "Authorization", typed="Bearer hidden\n").exit_code == 0
-    sent = [one.json() for one in ready.requests if one.method == "POST"]
+    sent = [request.json() for request in ready.requests if request.method == "POST"]
     assert sent[0]["headers"] == {"Authorization": "Bearer a:b", "X-Team": "blue"}
     assert (sent[1]["headers"], sent[1]["test"]) == ({"Authorization": "Bearer hidden"}, True)
     assert run(*where, "--headers-stdin", typed="nonsense\n").exit_code != 0
@@ -82,16 +82,16 @@ def test_header_values_are_read_from_stdin_or_a_prompt(ready: Server) -> None:
 
 def test_a_replaced_server_keeps_its_headers(ready: Server) -> None:
     assert run("add", "prj_1", "issues", "--url", "https://mcp.example.org/v2", "--replace", "--no-test").exit_code == 0
-    sent = next(one for one in ready.requests if one.method == "PATCH").json()
+    sent = next(request for request in ready.requests if request.method == "PATCH").json()
     assert sent == {"url": "https://mcp.example.org/v2", "headers": {"Authorization": None}, "test": False}
 
 
 def test_replace_does_not_change_the_type_of_a_server(ready: Server) -> None:
     result = run("add", "prj_1", "issues", "--replace", "--", "npx")
-    assert (result.exit_code, "issues is a URL. Remove it first" in result.output) == (1, True), result.output
+    assert (result.exit_code, "issues is a server with a URL" in result.output) == (1, True), result.output
     result = run("add", "prj_1", "notes", "--replace", "--url", "https://mcp.example.org/mcp")
-    assert (result.exit_code, "notes is a command. Remove it first" in result.output) == (1, True), result.output
-    assert not [one for one in ready.requests if one.method == "PATCH"]
+    assert (result.exit_code, "notes is a server with a command" in result.output) == (1, True), result.output
+    assert not [request for request in ready.requests if request.method == "PATCH"]
 
 
 def test_the_help_explains_what_replace_keeps(ready: Server) -> None:
@@ -108,7 +108,7 @@ def test_conflicting_options_are_usage_errors(ready: Server) -> None:
         ("notes", "--replcae", "--", "npx", "-y", "x"),
     ):
         assert run("add", "prj_1", *words).exit_code == 2, words
-    assert not [one for one in ready.requests if one.method == "POST"]
+    assert not [request for request in ready.requests if request.method == "POST"]
 
 
 def test_a_server_that_fails_its_test_is_not_saved(server: Server) -> None:
@@ -116,7 +116,7 @@ def test_a_server_that_fails_its_test_is_not_saved(server: Server) -> None:
     result = run("add", "prj_1", "issues", "--url", URL["url"])
     assert result.exit_code == 1
     assert WRONG in result.output
-    assert "issues was not saved. To save it anyway, use --no-test." in result.output
+    assert "issues was not saved, because the test failed. To save it anyway, use --no-test." in result.output
 
 
 def test_a_server_is_tested_and_removed(ready: Server) -> None:

@@ -124,7 +124,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     (target / "existing").symlink_to(outside)
     for name, link in (("link", str(outside)), ("link", "../outside"), ("link", "a/../../outside")):
         data = make_archive((name, tarfile.SYMTYPE, link), (f"{name}/file", tarfile.REGTYPE, "evil"))
-        with pytest.raises(CommandError, match="'link' is a link, but there is a directory"):
+        with pytest.raises(CommandError, match="'link' is a link in the sandbox, but a directory"):
             archive.unpack(data, target)
     with pytest.raises(CommandError, match="existing' is a link on this machine"):
         archive.unpack(make_archive(("existing/file", tarfile.REGTYPE, "evil")), target)
@@ -210,3 +210,44 @@ def test_hard_links_to_links_are_links(tmp_path: Path) -> None:
 def test_invalid_data_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="did not send a valid tar archive"):
         archive.unpack(pieces(b"hello" * 1000), tmp_path / "target")
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK])
+def test_large_headers_are_not_read_into_memory(kind: bytes, tmp_path: Path) -> None:
+    entry = tarfile.TarInfo("header")
+    entry.type, entry.size = kind, 1 << 30
+    read = 0
+
+    def send() -> Iterator[bytes]:
+        nonlocal read
+        yield entry.tobuf()
+        while read < 16 << 20:
+            read += archive.CHUNK
+            yield bytes(archive.CHUNK)
+
+    with pytest.raises(CommandError, match="header that is too large"):
+        archive.unpack(send(), tmp_path / "target")
+    assert read <= archive.CHUNK
+
+
+def test_entries_are_not_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = list[int]()
+    monkeypatch.setattr(archive, "_extract_entry", lambda tar, *_: kept.append(len(tar.members)))
+    archive.unpack(
+        make_archive(*((f"file-{number}", tarfile.REGTYPE, "") for number in range(100))), tmp_path / "target"
+    )
+    assert len(kept) == 100 and max(kept) <= 1
+
+
+def test_small_archives_do_not_become_large_files(tmp_path: Path) -> None:
+    size = 64 << 20
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        entry = tarfile.TarInfo("hole")
+        content = f"1\n{size}\n0\n".encode().ljust(512, b"\0")
+        sparse = {"major": "1", "minor": "0", "name": "hole", "realsize": str(size)}
+        entry.size, entry.pax_headers = len(content), {f"GNU.sparse.{name}": value for name, value in sparse.items()}
+        tar.addfile(entry, io.BytesIO(content))
+    with pytest.raises(CommandError, match="sparse"):
+        archive.unpack(pieces(target.getvalue()), tmp_path / "target")
+    assert not (tmp_path / "target/hole").exists()

@@ -159,7 +159,7 @@ class ScriptedTask:
             assert first or self._polled.wait(30)
             self._polled.clear()
             change()
-            return events(*(self._event(one) for one in kinds), cut=broken)
+            return events(*(self._event(kind) for kind in kinds), cut=broken)
 
         self._stages.append(play)
         self.server.on("GET", "/events", *self._stages)
@@ -177,7 +177,9 @@ class ScriptedTask:
     def _list_messages(self, session: str) -> MakeReply:
         def answer(request: Request) -> Reply:
             newest = [
-                one for one in reversed(self.messages.get(session, [])) if one["id"] < request.query.get("cursor", "z")
+                candidate
+                for candidate in reversed(self.messages.get(session, []))
+                if candidate["id"] < request.query.get("cursor", "z")
             ]
             limit = int(request.query["limit"])
             shown = newest[:limit]

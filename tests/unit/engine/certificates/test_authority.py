@@ -55,7 +55,7 @@ def test_clients_that_trust_the_authority_accept_its_certificates(
     tmp_path: Path, names: list[str], host_name: str
 ) -> None:
     authority = Authority.load(tmp_path)
-    peer_certificate = complete_handshake(authority.server_context(names), authority.pem, host_name)
+    peer_certificate = complete_handshake(authority.make_server_context(names), authority.pem, host_name)
     usage = peer_certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert [use.dotted_string for use in usage] == ["1.3.6.1.5.5.7.3.1"]
 
@@ -63,28 +63,28 @@ def test_clients_that_trust_the_authority_accept_its_certificates(
 def test_a_certificate_is_rejected_for_names_it_was_not_issued_for(tmp_path: Path) -> None:
     authority = Authority.load(tmp_path)
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
-        complete_handshake(authority.server_context(["*.example.com"]), authority.pem, "a.b.example.com")
+        complete_handshake(authority.make_server_context(["*.example.com"]), authority.pem, "a.b.example.com")
 
 
 def test_a_certificate_of_another_authority_is_rejected(tmp_path: Path) -> None:
     ours, other = Authority.load(tmp_path / "a"), Authority.load(tmp_path / "b")
     with pytest.raises(ssl.SSLCertVerificationError):
-        complete_handshake(other.server_context(["example.com"]), ours.pem, "example.com")
+        complete_handshake(other.make_server_context(["example.com"]), ours.pem, "example.com")
 
 
 @pytest.mark.parametrize("name", ["bank.example", "example.com.evil.test", "10.0.0.1"])
 def test_certificates_outside_the_name_constraints_are_rejected(tmp_path: Path, name: str) -> None:
     authority = Authority.load(tmp_path, within=("example.com", "localhost", "127.0.0.0/8", "::1/128"))
     for good in ("example.com", "x.example.com", "3000-abc.localhost", "127.0.0.1"):
-        complete_handshake(authority.server_context([good]), authority.pem, good)
+        complete_handshake(authority.make_server_context([good]), authority.pem, good)
     with pytest.raises(ssl.SSLCertVerificationError, match="permitted subtree violation"):
-        complete_handshake(authority.server_context([name]), authority.pem, name)
+        complete_handshake(authority.make_server_context([name]), authority.pem, name)
 
 
 def test_an_authority_constrained_to_names_cannot_certify_addresses(tmp_path: Path) -> None:
     authority = Authority.load(tmp_path, within=("example.com",))
     with pytest.raises(ssl.SSLCertVerificationError, match="excluded subtree violation"):
-        complete_handshake(authority.server_context(["127.0.0.1"]), authority.pem, "127.0.0.1")
+        complete_handshake(authority.make_server_context(["127.0.0.1"]), authority.pem, "127.0.0.1")
 
 
 def test_an_authority_keeps_the_name_constraints_it_was_created_with(tmp_path: Path) -> None:
@@ -99,13 +99,13 @@ def test_an_authority_keeps_the_name_constraints_it_was_created_with(tmp_path: P
 @pytest.mark.parametrize("name", ["", "*", "*.", "a..b", "a b", "*.*.example.com", "x.*.example.com", "é" * 80, "a/b"])
 def test_invalid_names_get_no_certificate(tmp_path: Path, name: str) -> None:
     with pytest.raises(CertificateError):
-        Authority.load(tmp_path).server_context([name])
+        Authority.load(tmp_path).make_server_context([name])
 
 
 def test_international_names_are_encoded_as_punycode(tmp_path: Path) -> None:
     authority = Authority.load(tmp_path)
     peer_certificate = complete_handshake(
-        authority.server_context(["münchen.example"]), authority.pem, "xn--mnchen-3ya.example"
+        authority.make_server_context(["münchen.example"]), authority.pem, "xn--mnchen-3ya.example"
     )
     names = peer_certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["xn--mnchen-3ya.example"]
@@ -113,21 +113,21 @@ def test_international_names_are_encoded_as_punycode(tmp_path: Path) -> None:
 
 def test_a_certificate_needs_at_least_one_name(tmp_path: Path) -> None:
     with pytest.raises(CertificateError, match="needs at least one name"):
-        Authority.load(tmp_path).server_context([])
+        Authority.load(tmp_path).make_server_context([])
 
 
 async def test_contexts_are_cached_and_renewed_before_they_expire(tmp_path: Path) -> None:
     clock = ManualClock(time.time() - LEAF_LIFETIME.total_seconds() + 24 * 3600)
     authority = Authority.load(tmp_path, clock=clock)
-    cached = authority.server_context(["example.com"])
-    assert authority.server_context(["example.com"]) is cached
+    cached = authority.make_server_context(["example.com"])
+    assert authority.make_server_context(["example.com"]) is cached
     before = complete_handshake(cached, authority.pem, "example.com")
     await clock.advance(LEAF_LIFETIME.total_seconds() - 24 * 3600)
     # A context that is still in use serves the new certificate too, also to clients that send no server name.
     after = complete_handshake(cached, authority.pem, "example.com")
     assert after.not_valid_after_utc - before.not_valid_after_utc == LEAF_LIFETIME - dt.timedelta(days=1)
     assert complete_handshake(cached, authority.pem, None).serial_number == after.serial_number
-    assert authority.server_context(["example.com"]) is not cached
+    assert authority.make_server_context(["example.com"]) is not cached
 
 
 async def test_an_authority_close_to_expiry_is_renewed_with_the_same_key(tmp_path: Path) -> None:
@@ -144,11 +144,11 @@ async def test_an_authority_close_to_expiry_is_renewed_with_the_same_key(tmp_pat
 
 def test_the_number_of_cached_contexts_is_bounded(tmp_path: Path) -> None:
     authority = Authority.load(tmp_path)
-    first = authority.server_context(["first.example"])
+    first = authority.make_server_context(["first.example"])
     names = [f"n{number}.example" for number in range(MAX_CONTEXTS)]
-    contexts = [authority.server_context([name]) for name in names]
-    assert [authority.server_context([name]) for name in names] == contexts
-    assert authority.server_context(["first.example"]) is not first
+    contexts = [authority.make_server_context([name]) for name in names]
+    assert [authority.make_server_context([name]) for name in names] == contexts
+    assert authority.make_server_context(["first.example"]) is not first
 
 
 def test_a_crash_after_writing_the_key_is_recovered(tmp_path: Path) -> None:
@@ -156,9 +156,9 @@ def test_a_crash_after_writing_the_key_is_recovered(tmp_path: Path) -> None:
     old.certificate.unlink()
     (tmp_path / ".ca.pem.new").write_bytes(b"half a cert")
     new = Authority.load(tmp_path)
-    complete_handshake(new.server_context(["example.com"]), new.pem, "example.com")
+    complete_handshake(new.make_server_context(["example.com"]), new.pem, "example.com")
     # Clients that trusted the old certificate trust the new one.
-    complete_handshake(new.server_context(["example.com"]), old.pem, "example.com")
+    complete_handshake(new.make_server_context(["example.com"]), old.pem, "example.com")
     assert {entry.name for entry in tmp_path.iterdir()} == {"ca.pem", "key.pem"}
 
 
@@ -167,7 +167,7 @@ def test_a_certificate_that_does_not_match_the_key_is_replaced(tmp_path: Path) -
     ours = Authority.load(tmp_path / "ours")
     ours.certificate.write_bytes(other.pem)
     again = Authority.load(tmp_path / "ours")
-    complete_handshake(again.server_context(["example.com"]), again.pem, "example.com")
+    complete_handshake(again.make_server_context(["example.com"]), again.pem, "example.com")
 
 
 @pytest.mark.parametrize("name", ["key.pem", "ca.pem"])
@@ -205,6 +205,6 @@ def test_a_key_of_another_type_is_rejected(tmp_path: Path) -> None:
 
 def test_ip_addresses_are_certified_as_ip_addresses(tmp_path: Path) -> None:
     authority = Authority.load(tmp_path)
-    peer_certificate = complete_handshake(authority.server_context(["127.0.0.1"]), authority.pem, "127.0.0.1")
+    peer_certificate = complete_handshake(authority.make_server_context(["127.0.0.1"]), authority.pem, "127.0.0.1")
     names = peer_certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.IPAddress) == [ipaddress.ip_address("127.0.0.1")]

@@ -42,14 +42,14 @@ def test_the_engines_own_certificate_covers_every_name_it_serves(tmp_path: Path,
 def test_no_wildcard_is_issued_below_a_single_label_name(tmp_path: Path) -> None:
     """OpenSSL does not accept such a wildcard, and rustls then rejects the whole certificate."""
     issuer = server_certificates.load_authority(tmp_path, "localhost")
-    context = server_certificates.make_own_context(issuer, "localhost")
+    context = server_certificates.OwnCertificates(issuer, "localhost").context
     assert dns_names(complete_handshake(context, issuer.pem, None)) == ["localhost"]
     assert dns_names(complete_handshake(context, issuer.pem, "3000-iabc.localhost")) == ["3000-iabc.localhost"]
 
 
 def test_one_certificate_covers_all_names_below_a_domain(tmp_path: Path) -> None:
     issuer = server_certificates.load_authority(tmp_path, "example.com")
-    context = server_certificates.make_own_context(issuer, "example.com")
+    context = server_certificates.OwnCertificates(issuer, "example.com").context
     serials = {
         complete_handshake(context, issuer.pem, f"3000-i{number}.example.com").serial_number for number in range(20)
     }
@@ -60,15 +60,41 @@ def test_one_certificate_covers_all_names_below_a_domain(tmp_path: Path) -> None
 def test_no_certificate_is_issued_for_other_names(tmp_path: Path, name: str) -> None:
     issuer = server_certificates.load_authority(tmp_path, "example.com")
     with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
-        complete_handshake(server_certificates.make_own_context(issuer, "example.com"), issuer.pem, name)
+        complete_handshake(server_certificates.OwnCertificates(issuer, "example.com").context, issuer.pem, name)
 
 
 def test_an_invalid_name_fails_only_its_own_handshake(tmp_path: Path) -> None:
     issuer = server_certificates.load_authority(tmp_path, "example.com")
-    context = server_certificates.make_own_context(issuer, "example.com")
+    context = server_certificates.OwnCertificates(issuer, "example.com").context
     with pytest.raises(ssl.SSLError, match="callback failed"):
         complete_handshake(context, issuer.pem, f"{'a' * 63}.b!c.example.com")
     complete_handshake(context, issuer.pem, "api.example.com")
+
+
+def test_strangers_cannot_have_certificates_issued_without_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor keep sandboxes from getting theirs."""
+    now = time.monotonic()
+    monkeypatch.setattr(server_certificates, "time", SimpleNamespace(monotonic=lambda: now))
+    issuer = server_certificates.load_authority(tmp_path, "localhost")
+    own = server_certificates.OwnCertificates(issuer, "localhost")
+    own.is_sandbox_name = lambda name: name.endswith("-ireal.localhost")
+
+    def has_certificate(name: str) -> bool:
+        try:
+            complete_handshake(own.context, issuer.pem, name)
+        except ssl.SSLCertVerificationError:
+            return False
+        return True
+
+    issued = [has_certificate(f"8000-i{number}.localhost") for number in range(100)]
+    assert issued == [True] * 30 + [False] * 70
+    assert not has_certificate("a.b.localhost")
+    assert has_certificate("localhost") and has_certificate("8000-i0.localhost")
+    assert all(has_certificate(f"{port}-ireal.localhost") for port in range(8000, 8010))
+    now += 10
+    assert [has_certificate(f"8001-i{number}.localhost") for number in range(10)] == [True] * 5 + [False] * 5
 
 
 def test_each_domain_has_its_own_authority(tmp_path: Path) -> None:

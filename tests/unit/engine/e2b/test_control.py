@@ -21,6 +21,8 @@ from sandyard.engine.e2b.control import api, views
 from sandyard.engine.e2b.control.context import Context
 from sandyard.engine.e2b.control.guard import BODY_LIMIT, BODY_VALUES, Guard
 from sandyard.engine.e2b.control.sandboxes import parse_time
+from sandyard.engine.hosts.administration import HostAdministration
+from sandyard.engine.hosts.directory import Hosts
 from sandyard.engine.sandboxes.model import (
     CreateSandbox,
     ForkResult,
@@ -166,7 +168,7 @@ class NoBuilds:
     def find(self, name: str) -> None:
         return None
 
-    def templates(self) -> Sequence[Any]:
+    def list_templates(self) -> Sequence[Any]:
         return ()
 
 
@@ -181,7 +183,8 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Guard, 
     recorder = RecordingSandboxes()
     driver = FakeVolumeDriver(tmp_path_factory.mktemp("volumes"))
     volumes = Volumes(database, driver, EngineSettings(), MountingSandboxes())  # type: ignore[arg-type]
-    context = Context(recorder, FakeTemplates(), Limits(), "localhost:1", None, NoBuilds(), volumes)  # type: ignore[arg-type]
+    hosts = HostAdministration(database, Hosts(database, None), list)
+    context = Context(recorder, FakeTemplates(), Limits(), "localhost:1", None, NoBuilds(), volumes, hosts, None)  # type: ignore[arg-type]
     yield api.build_app(context, ApiKeys(database, [Secret(KEY)])), recorder
     database.close()
 

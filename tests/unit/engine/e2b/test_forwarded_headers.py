@@ -98,7 +98,7 @@ class TestHttpsPorts:
     @pytest.fixture
     def untrusted_tls_context(self, tmp_path: Path) -> ssl.SSLContext:
         """The TLS context of a server whose certificate is not trusted."""
-        return Authority.load(tmp_path).server_context(["somebody.else"])
+        return Authority.load(tmp_path).make_server_context(["somebody.else"])
 
     async def listen(self, harness: GatewayHarness, handler: Any, context: ssl.SSLContext | None) -> None:
         harness.sandboxes.records["iabc"] = sandbox(network=Network(config={"httpsPorts": [8000]}))

@@ -373,10 +373,10 @@ async def test_pooled_connections_are_closed_by_a_pause(harness: GatewayHarness)
 
     await harness.sandboxes.listen(echo_and_report_end)
     await harness.send_request(request())
-    assert harness.gateway.pool.sandboxes() == {"iabc"}
+    assert harness.gateway.pool.list_sandboxes() == {"iabc"}
     harness.sandboxes.interrupt(reason="paused")
     await asyncio.wait_for(ended.wait(), 5)
-    assert harness.gateway.pool.sandboxes() == set()
+    assert harness.gateway.pool.list_sandboxes() == set()
 
 
 @pytest.mark.parametrize(("method", "status"), [("GET", 200), ("POST", 502)])

@@ -60,7 +60,7 @@ def test_every_sdk_request_has_a_route(guard: Guard, request_line: tuple[str, st
         return
     method, path = request_line
     scope = {"type": "http", "method": method, "path": path}
-    app = volume_content.make_app(MagicMock()) if path.startswith(volume_content.PREFIX) else guard.app
+    app = volume_content.make_app(MagicMock()) if path.startswith(volume_content.PREFIX) else guard.app.app
     matches = [route.matches(scope) for route in _routes(app)]
     names = next((child["path_params"] for match, child in matches if match is Match.FULL), None)
     assert names is not None, f"no route matches {method} {path}"

@@ -113,7 +113,7 @@ async def test_a_sandbox_that_pauses_while_it_is_dialled_is_not_found(
     await harness.sandboxes.listen(frozen, port=8000)
     status, _, body = await asyncio.wait_for(harness.send_request(upgrade()), 10)
     assert (status, json.loads(body)["message"]) == (502, "The sandbox was not found")
-    assert harness.gateway.pool.sandboxes() == set()
+    assert harness.gateway.pool.list_sandboxes() == set()
 
 
 async def test_upgrades_need_the_same_authorization_as_requests(harness: GatewayHarness) -> None:

@@ -1,4 +1,4 @@
-"""Who may run sudo on a kernel without set-user-id programs."""
+"""Test who may run sudo on a kernel without set-user-id programs."""
 
 from __future__ import annotations
 

@@ -25,6 +25,7 @@ from sandyard.engine.guest.sandbox import PathError, Sandbox
 from sandyard.engine.guest.users import User
 from sandyard.engine.guest.wire.connection import Connection
 from sandyard.engine.guest.wire.http1 import Exchange, HttpError, read_request
+from tests.harness.descriptors import list_open_files
 
 DEPTH = sys.getrecursionlimit() + 10
 USER = User("user", os.getuid(), os.getgid(), "/", "/bin/sh", (os.getgid(),))
@@ -88,17 +89,12 @@ def no_attributes(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, name, refuse)
 
 
-def count_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 @pytest.mark.usefixtures("no_attributes")
 def test_an_upload_whose_metadata_cannot_be_stored_leaves_no_file(sandbox: Sandbox, tmp_path: Path) -> None:
-    before = count_descriptors()
     with pytest.raises(HttpError, match="does not store metadata"):
         Target(sandbox, "/new", USER, {"key": "value"}, 3)
     assert not (tmp_path / "new").exists()
-    assert count_descriptors() == before
+    assert list_open_files(tmp_path) == []
 
 
 @pytest.mark.usefixtures("no_attributes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +49,35 @@ def test_only_public_addresses_are_allowed_unless_configured(address: str, allow
     assert RegistryPolicy(registries=frozenset({"h"})).allows("h", 443, parsed)
     assert RegistryPolicy(registries=frozenset({"h:443"})).allows("H", 443, parsed)
     assert RegistryPolicy(registries=frozenset({"h:444"})).allows("h", 443, parsed) is allowed
+
+
+@pytest.mark.parametrize(
+    ("address", "allowed", "on_lan"),
+    [
+        ("8.8.4.7", False, False),  # this machine's
+        ("8.8.4.9", False, True),  # in a network that it is attached to
+        ("10.0.0.5", False, False),
+        ("::ffff:8.8.4.7", False, False),
+        ("2a01::5", False, False),
+        ("2a01::6", False, True),
+        ("8.8.5.1", True, True),
+    ],
+)
+def test_public_addresses_of_this_machine_are_not_public(
+    address: str, allowed: bool, on_lan: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routes, addresses = tmp_path / "fib_trie", tmp_path / "if_inet6"
+    routes.write_text(
+        "Local:\n     |-- 8.8.4.0\n        /24 link UNICAST\n     |-- 8.8.4.7\n        /32 host LOCAL\n"
+        "     |-- 10.0.0.5\n        /32 host LOCAL\n"
+    )
+    addresses.write_text("2a010000000000000000000000000005 02 40 00 80     eth0\n")
+    monkeypatch.setattr("sandyard.kit.destinations.ROUTES_FILE", routes)
+    monkeypatch.setattr("sandyard.kit.destinations.IPV6_ADDRESSES_FILE", addresses)
+    parsed = ipaddress.ip_address(address)
+    assert RegistryPolicy().allows("h", 443, parsed) is allowed
+    assert RegistryPolicy(private=True).allows("h", 443, parsed) is on_lan
+    assert RegistryPolicy(registries=frozenset({"h"})).allows("h", 443, parsed)
 
 
 async def test_the_local_machine_is_contacted_only_if_the_operator_allows_it() -> None:

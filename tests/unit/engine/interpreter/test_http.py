@@ -31,7 +31,7 @@ async def send_request(port: int, request: bytes) -> tuple[int, str]:
 
 async def test_request_bodies_are_parsed_and_malformed_requests_rejected() -> None:
     async def handle(request: Request) -> Response:
-        return Response(200, [request.method, request.path, request.json()])
+        return Response(200, [request.method, request.path, request.parse_json()])
 
     async with serving(handle) as port:
         plain = b'POST /a?b=c HTTP/1.1\r\nContent-Length: 7\r\n\r\n{"x":1}'

@@ -19,6 +19,9 @@ from sandyard.engine.contract import (
     Capabilities,
     Condition,
     DeniedAttempt,
+    DiskKind,
+    DiskReport,
+    DiskUse,
     Handle,
     Isolation,
     Layers,
@@ -46,6 +49,7 @@ class Machine:
     reason: str = ""
     silent: bool = False  # its agent accepts connections and never responds
     oom_kills: int = 0
+    cpu_seconds: float = 1.0
 
 
 class Host:
@@ -108,7 +112,9 @@ class DoubleDriver:
             | ({} if freeze else {"freeze": "no freezer"}),
         )
         self.on_doubt: OnDoubt = ignore_doubt
-        self._unswept: tuple[set[str], set[str]] | None = None  # what to keep, from an `open` while the host was away
+        self._unswept: tuple[set[str], set[str]] | None = (
+            None  # what to keep, from an `open` while the host was unreachable
+        )
         self.calls: list[tuple[str, str]] = []
         self.denied: list[DeniedAttempt] = []
         self.now_running: dict[str, set[str]] = {}
@@ -210,7 +216,7 @@ class DoubleDriver:
             machines = self.host.machines
             for machine in machines.values():
                 machine.ended = asyncio.Event()
-            return {one: machines[one].condition if one in machines else Condition.ABSENT for one in kept}
+            return {item: machines[item].condition if item in machines else Condition.ABSENT for item in kept}
 
     def _sweep(self, kept: set[str], snapshots: set[str]) -> None:
         for sandbox_id in self.host.machines.keys() - kept:
@@ -229,13 +235,16 @@ class DoubleDriver:
         if self._unswept is not None:
             self._sweep(*self._unswept)
             self._unswept = None
-        self.on_doubt(list(self.host.machines), "Its host was restarted" if rebooted else "Its host was away")
+        self.on_doubt(list(self.host.machines), "Its host was restarted" if rebooted else "Its host was unreachable")
 
     def find_layers(self, layers: Layers) -> Layers:
         return layers
 
-    def get_room(self) -> Room:
+    def get_room(self, handle: Handle | None = None) -> Room:
         return Room(self.host.available_memory, self.host.free_disk, "/data", self.host.full)
+
+    async def measure_disk(self) -> DiskReport:
+        return DiskReport((DiskUse(DiskKind.SANDBOXES, 1000, len(self.host.machines)),), frozenset())
 
     async def wait_for_failure(self) -> str:
         return await asyncio.get_running_loop().create_future()
@@ -272,7 +281,7 @@ class DoubleDriver:
             machine.ended, machine.init, machine.policy = asyncio.Event(), None, spec.network
         return Handle(handle.id, self.name, {"boot": machine.memory})
 
-    async def condition(self, handle: Handle) -> Condition:
+    async def get_condition(self, handle: Handle) -> Condition:
         async with self._verb("condition", handle.id, exclusive=False):
             machine = self.host.machines.get(handle.id)
             return Condition.ABSENT if machine is None else machine.condition
@@ -376,10 +385,11 @@ class DoubleDriver:
                 machine.reason = "killed"
                 machine.ended.set()
 
-    async def stats(self, handle: Handle) -> Stats:
+    async def get_stats(self, handle: Handle) -> Stats:
         async with self._verb("stats", handle.id, exclusive=False):
-            kills = self._machine(handle).oom_kills
-            return Stats(1.0, 2, 10 << 20, 1 << 20, 512 << 20, 5 << 20, 10 << 30, kills)
+            machine = self._machine(handle)
+            kills = machine.oom_kills
+            return Stats(machine.cpu_seconds, 2, 10 << 20, 1 << 20, 512 << 20, 5 << 20, 10 << 30, kills)
 
     async def set_network(self, handle: Handle, policy: NetworkPolicy) -> None:
         async with self._verb("set_network", handle.id):

@@ -29,7 +29,10 @@ class StaticTemplates:
         self.templates = list(templates)
 
     def resolve(self, name: str) -> Template | None:
-        return next((one for one in self.templates if name.partition(":")[0] in {one.id, *one.aliases}), None)
+        return next(
+            (template for template in self.templates if name.partition(":")[0] in {template.id, *template.aliases}),
+            None,
+        )
 
     def list(self) -> Sequence[Template]:
         return self.templates
@@ -130,7 +133,7 @@ class SandboxesHarness:
                 assert self.host.machines[record.id].policy == record.network.policy, self.history({(record.id, "")})
         assert self.driver.overlaps == []
         stored = self.service.components.repository.list_all()
-        assert sorted(stored, key=lambda one: one.id) == sorted(records, key=lambda one: one.id)
+        assert sorted(stored, key=lambda candidate: candidate.id) == sorted(records, key=lambda candidate: candidate.id)
 
     def history(self, conditions_by_sandbox: set[tuple[str, str]]) -> str:
         """Describe records, logs and driver calls of some sandboxes for a failure message."""

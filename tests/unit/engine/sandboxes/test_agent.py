@@ -18,13 +18,16 @@ async def envelopes(*texts: bytes) -> AsyncIterator[bytes]:
 
 async def test_agent_messages_are_parsed() -> None:
     data = {"event": {"data": {"stdout": "A" * 100_000}}}
-    assert [one async for one in read_envelopes(envelopes(json.dumps(data).encode(), b"[]"))] == [(0, data), (0, {})]
+    assert [envelope async for envelope in read_envelopes(envelopes(json.dumps(data).encode(), b"[]"))] == [
+        (0, data),
+        (0, {}),
+    ]
 
 
 @pytest.mark.parametrize("text", [b"{", b"[" * 100_000, b"[" + b"{}," * 10_000 + b"0]", b"\xff"])
 async def test_an_invalid_agent_message_fails_the_call(text: bytes) -> None:
     with pytest.raises(UnreachableError, match="not valid JSON"):
-        assert [one async for one in read_envelopes(envelopes(text))]
+        assert [envelope async for envelope in read_envelopes(envelopes(text))]
 
 
 def test_output_with_many_lines_is_split_into_small_pieces() -> None:

@@ -133,7 +133,7 @@ async def test_copies_and_later_starts_of_a_sandbox_keep_it(harness: SandboxesHa
     (fork,) = await harness.service.fork(sandbox.id)
     assert fork.sandbox is not None and harness.host.machines[fork.sandbox.id].spec.containers
     forks = await harness.service.fork(sandbox.id, count=2)
-    assert all(one.sandbox and harness.host.machines[one.sandbox.id].spec.containers for one in forks)
+    assert all(item.sandbox and harness.host.machines[item.sandbox.id].spec.containers for item in forks)
     snapshot = await harness.service.snapshot(sandbox.id)
     await harness.restart()
     assert harness.service.get(sandbox.id).spec.containers
@@ -153,7 +153,7 @@ async def test_pooled_sandboxes_serve_only_the_same_request(tmp_path: Path) -> N
     sandbox = await harness.create(metadata=WANTED)
     assert sandbox.id not in ready
     await harness.settle()
-    pooled = {one for one, machine in harness.host.machines.items() if machine.spec.containers} - {sandbox.id}
+    pooled = {name for name, machine in harness.host.machines.items() if machine.spec.containers} - {sandbox.id}
     assert pooled
     assert (await harness.create()).id in ready
     claimed = await harness.create(metadata=WANTED)

@@ -1,4 +1,4 @@
-"""Sandboxes whose condition is in doubt, because their host was away or restarted under a living engine."""
+"""Sandboxes whose condition is in doubt, because their host was unreachable or restarted under a living engine."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ async def test_sandboxes_are_booted_from_their_files_after_their_host_was_restar
 async def test_doubt_about_sandboxes_that_did_not_change_has_no_effect(harness: SandboxesHarness) -> None:
     running, paused = await harness.create(), await harness.create()
     await harness.service.pause(paused.id)
-    before = [harness.service.get(one.id) for one in (running, paused)]
+    before = [harness.service.get(item.id) for item in (running, paused)]
     calls = len(harness.driver.calls)
-    harness.driver.on_doubt([running.id, paused.id, "unknown"], "Its host was away")
+    harness.driver.on_doubt([running.id, paused.id, "unknown"], "Its host was unreachable")
     await harness.settle()
-    assert [harness.service.get(one.id) for one in (running, paused)] == before
+    assert [harness.service.get(item.id) for item in (running, paused)] == before
     assert {verb for verb, _ in harness.driver.calls[calls:]} == {"condition"}
     (await harness.service.dial(running.id, AGENT_PORT)).close()
     harness.check()
@@ -70,7 +70,7 @@ async def test_nothing_is_removed_while_the_host_is_away(harness: SandboxesHarne
     running, paused = await harness.create(timeout_s=3600), await harness.create()
     await harness.service.pause(paused.id)
     harness.host.away = True
-    harness.driver.on_doubt([running.id, paused.id], "Its host is away")
+    harness.driver.on_doubt([running.id, paused.id], "Its host is unreachable")
     for _ in range(5):
         await harness.clock.advance(60)
         await harness.settle()
@@ -148,10 +148,10 @@ async def test_only_a_few_sandboxes_are_booted_at_once(harness: SandboxesHarness
     created = [await harness.create() for _ in range(MAX_CONCURRENT_BOOTS + 3)]
     reached = harness.driver.hold("boot")
     harness.host.reboot()
-    harness.driver.on_doubt([one.id for one in created], RESTARTED)
+    harness.driver.on_doubt([item.id for item in created], RESTARTED)
     await reached.wait()
     await harness.settle()
-    booting = [one for one in harness.driver.now_running.values() if "boot" in one]
+    booting = [candidate for candidate in harness.driver.now_running.values() if "boot" in candidate]
     assert len(booting) == MAX_CONCURRENT_BOOTS
     harness.driver.release("boot")
     await harness.settle()

@@ -79,8 +79,7 @@ async def test_a_sandbox_with_unknown_condition_is_not_used(harness: SandboxesHa
 @pytest.mark.parametrize("verb", ["set_timeout", "refresh"])
 async def test_extending_a_sandbox_that_is_being_paused_fails(harness: SandboxesHarness, verb: str) -> None:
     sandbox = await harness.create(timeout_s=30, on_timeout=OnTimeout.PAUSE)
-    harness.driver.deadline = lambda verb: 60.0
-    reached = harness.driver.block("freeze")
+    reached = harness.driver.hold("freeze")
     await harness.clock.advance(31)
     await reached.wait()
     extending = asyncio.create_task(getattr(harness.service, verb)(sandbox.id, 300))
@@ -350,8 +349,8 @@ async def test_concurrent_verbs_never_overlap_on_one_sandbox(harness: SandboxesH
 async def test_concurrent_kills_succeed_once(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
     outcomes = await gather_results(*(asyncio.ensure_future(harness.service.kill(sandbox.id)) for _ in range(5)))
-    assert sum(one is None for one in outcomes) == 1
-    assert all(isinstance(one, NotFoundError) for one in outcomes if one is not None)
+    assert sum(outcome is None for outcome in outcomes) == 1
+    assert all(isinstance(outcome, NotFoundError) for outcome in outcomes if outcome is not None)
 
 
 async def test_many_expiries_do_not_block_clients(harness: SandboxesHarness) -> None:
@@ -363,7 +362,7 @@ async def test_many_expiries_do_not_block_clients(harness: SandboxesHarness) -> 
     await harness.settle()
     for _ in range(50):
         await harness.settle()
-    assert [one.id for one in harness.service.list().items] == [sandbox.id]
+    assert [item.id for item in harness.service.list().items] == [sandbox.id]
     harness.check()
 
 

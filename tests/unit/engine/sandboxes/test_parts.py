@@ -223,7 +223,7 @@ async def test_all_of_many_sandboxes_are_sampled(tmp_path: Path) -> None:
     for _ in range(3):
         await harness.clock.advance(6)
         await harness.settle()
-    counts = {len(await harness.service.list_metrics(one.id)) for one in harness.service.list().items}
+    counts = {len(await harness.service.list_metrics(item.id)) for item in harness.service.list().items}
     assert min(counts) >= 2
     await harness.stop()
 
@@ -241,7 +241,7 @@ async def test_processes_that_were_killed_for_lack_of_memory_are_logged_once(tmp
         messages = [entry.message for entry in harness.service.list_logs(sandbox.id)]
         return [message for message in messages if "out of memory" in message]
 
-    one = "A process was killed: out of memory (the limit of the sandbox is 512 MB)"
+    one = "A process was killed: out of memory (the limit of the sandbox is 512 MiB)"
     assert await list_events(0) == []
     assert await list_events(1) == [one]
     assert await list_events(3) == [one, one.replace("A process was", "2 processes were")]

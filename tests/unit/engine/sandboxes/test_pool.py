@@ -69,19 +69,21 @@ async def test_a_requested_template_gets_a_pool_until_it_is_unused(pooled_harnes
     first = await pooled_harness.create(template="other")
     await pooled_harness.settle()
     ready = [
-        one
-        for one in pooled_harness.host.machines.values()
-        if one.spec.layers == ("tpl:o",) and one.spec.id != first.id
+        machine
+        for machine in pooled_harness.host.machines.values()
+        if machine.spec.layers == ("tpl:o",) and machine.spec.id != first.id
     ]
     assert len(ready) == 3
     second = await pooled_harness.create(template="other")
-    (claimed,) = [one for one in ready if one.spec.id == second.id]
+    (claimed,) = [candidate for candidate in ready if candidate.spec.id == second.id]
     assert claimed.init == expected_settings(second, {"T": "1"}, "root")
     await pooled_harness.clock.advance(700)
     await pooled_harness.settle()
-    remaining = [one for one in pooled_harness.host.machines.values() if one.spec.layers == ("tpl:o",)]
-    assert {one.spec.id for one in remaining} <= {first.id, second.id}
-    assert len([one for one in pooled_harness.host.machines.values() if one.spec.layers == BASE.layers]) == 3
+    remaining = [machine for machine in pooled_harness.host.machines.values() if machine.spec.layers == ("tpl:o",)]
+    assert {item.spec.id for item in remaining} <= {first.id, second.id}
+    assert (
+        len([machine for machine in pooled_harness.host.machines.values() if machine.spec.layers == BASE.layers]) == 3
+    )
 
 
 async def test_a_rebuilt_template_gets_new_sandboxes(pooled_harness: SandboxesHarness) -> None:
@@ -167,7 +169,7 @@ async def test_the_pool_and_clients_together_respect_the_sandbox_limit(tmp_path:
 
 async def test_a_burst_uses_the_ready_sandboxes_and_creates_the_rest(pooled_harness: SandboxesHarness) -> None:
     created = await asyncio.gather(*(pooled_harness.create() for _ in range(20)))
-    assert len({one.id for one in created}) == 20
+    assert len({item.id for item in created}) == 20
     await pooled_harness.settle()
     await pooled_harness.clock.advance(1)
     await pooled_harness.settle()
@@ -179,9 +181,9 @@ async def test_the_pool_prepares_no_sandboxes_from_snapshots(pooled_harness: San
     sandbox = await pooled_harness.create(template=snapshot.id)
     await pooled_harness.settle()
     based_on_snapshot = [
-        one for one in pooled_harness.host.machines.values() if f"snap:{snapshot.id}" in one.spec.layers
+        machine for machine in pooled_harness.host.machines.values() if f"snap:{snapshot.id}" in machine.spec.layers
     ]
-    assert [one.spec.id for one in based_on_snapshot] == [sandbox.id]
+    assert [item.spec.id for item in based_on_snapshot] == [sandbox.id]
 
 
 async def test_pooled_sandboxes_with_gvisor_are_frozen_until_they_are_claimed(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ class Scenario:
                 await service.connect(target, 50_000, memory=pick.random() < 0.8)
             elif name == "fork":
                 forks = await service.fork(target, pick.choice([1, 1, 3]), 50_000)
-                self.expected |= {one.sandbox.id for one in forks if one.sandbox}
+                self.expected |= {fork.sandbox.id for fork in forks if fork.sandbox}
             elif name == "kill":
                 self.expected.discard(target)
                 self.unsure.add(target)
@@ -94,7 +94,7 @@ class Scenario:
         elif roll < 0.85:
             fault, when = self.random.choice(FAULTY), self.random.choice(["before", "after"])
             if self.random.random() < 0.5:
-                driver.fail(fault, self.random.choice([SandyardError("told to fail"), RuntimeError("boom")]), when)
+                driver.fail(fault, self.random.choice([SandyardError("scripted failure"), RuntimeError("boom")]), when)
             else:
                 driver.block(fault, when)
         elif roll < 0.95:
@@ -161,7 +161,7 @@ async def test_records_and_host_agree_after_random_operations(tmp_path: Path, se
         await harness.service.components.pool.drain_and_wait()
     harness.driver.overlaps.clear()
     harness.check()
-    living = {one.id for one in harness.service.list().items}
+    living = {item.id for item in harness.service.list().items}
     assert scenario.expected <= living, "an acknowledged sandbox is missing"
     assert set(harness.host.snapshots) >= scenario.snapshots, "an acknowledged snapshot is missing"
     for sandbox_id in living:

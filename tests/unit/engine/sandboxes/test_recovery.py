@@ -68,7 +68,7 @@ async def test_crash_during_fork_leaves_only_the_parent(harness: SandboxesHarnes
     await reached.wait()
     await harness.restart()
     forking.cancel()
-    assert [one.id for one in harness.service.list().items] == [parent.id]
+    assert [item.id for item in harness.service.list().items] == [parent.id]
     harness.check()
 
 

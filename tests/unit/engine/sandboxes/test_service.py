@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandyard.engine.contract import AGENT_PORT, Condition, DeniedAttempt, Limits, NetworkPolicy
+from sandyard.engine.contract import AGENT_PORT, Condition, DeniedAttempt, Limits, NetworkPolicy, Room
 from sandyard.engine.sandboxes import capacity
 from sandyard.engine.sandboxes.errors import PortClosedError, SandboxUnreachableError
 from sandyard.engine.sandboxes.model import (
@@ -226,15 +226,19 @@ async def test_list_pages_are_stable_while_sandboxes_change(harness: SandboxesHa
     created_sandboxes = [await harness.create(metadata={"n": str(number)}) for number in range(7)]
     listed_ids = []
     page = harness.service.list(SandboxQuery(limit=3))
-    listed_ids += [one.id for one in page.items]
+    listed_ids += [item.id for item in page.items]
     await harness.service.pause(created_sandboxes[0].id)
     await harness.service.connect(created_sandboxes[0].id, 60)
     await harness.service.kill(created_sandboxes[2].id)
     newest = await harness.create()
     while page.next_cursor:
         page = harness.service.list(SandboxQuery(limit=3, cursor=page.next_cursor))
-        listed_ids += [one.id for one in page.items]
-    expected = [one.id for one in reversed(created_sandboxes) if one.id != created_sandboxes[2].id]
+        listed_ids += [item.id for item in page.items]
+    expected = [
+        created_sandbox.id
+        for created_sandbox in reversed(created_sandboxes)
+        if created_sandbox.id != created_sandboxes[2].id
+    ]
     assert listed_ids == expected and newest.id not in listed_ids
 
 
@@ -246,7 +250,7 @@ async def test_sandboxes_are_listed_by_filter(harness: SandboxesHarness) -> None
     await harness.service.pause(second.id)
 
     def list_ids(**filters: object) -> list[str]:
-        return [one.id for one in harness.service.list(SandboxQuery(**filters)).items]
+        return [item.id for item in harness.service.list(SandboxQuery(**filters)).items]
 
     assert list_ids() == [second.id, first.id]
     assert list_ids(oldest_first=True) == [first.id, second.id]
@@ -294,7 +298,7 @@ async def test_many_forks_share_one_snapshot_that_is_removed_after_them(harness:
     parent = await harness.create()
     harness.host.machines[parent.id].files = frozenset({"/x"})
     outcomes = await harness.service.fork(parent.id, 5, 60)
-    children = [one.sandbox for one in outcomes if one.sandbox]
+    children = [outcome.sandbox for outcome in outcomes if outcome.sandbox]
     assert len({child.id for child in children}) == 5
     assert [verb for verb, _ in harness.driver.calls].count("snapshot") == 1
     assert all(harness.host.machines[child.id].files == frozenset({"/x"}) for child in children)
@@ -311,8 +315,8 @@ async def test_fork_reports_each_failure_separately(harness: SandboxesHarness) -
     parent = await harness.create()
     harness.host.capacity = 3
     outcomes = await harness.service.fork(parent.id, 4, 60)
-    assert sum(one.sandbox is not None for one in outcomes) == 2
-    assert all(isinstance(one.error, FullError) for one in outcomes if one.sandbox is None)
+    assert sum(outcome.sandbox is not None for outcome in outcomes) == 2
+    assert all(isinstance(outcome.error, FullError) for outcome in outcomes if outcome.sandbox is None)
     harness.check()
 
 
@@ -400,7 +404,7 @@ async def test_snapshots_are_resolved_by_name_and_tag(harness: SandboxesHarness)
     assert harness.service.resolve_template("mine:v2").id == tagged.id
     second = await harness.service.snapshot(sandbox.id, "mine")
     assert harness.service.resolve_template("mine").id == second.id
-    listed = [one.id for one in harness.service.list_snapshots(SnapshotQuery(name="mine")).items]
+    listed = [snapshot.id for snapshot in harness.service.list_snapshots(SnapshotQuery(name="mine")).items]
     assert listed == [second.id, tagged.id]
     assert harness.service.list_snapshots(SnapshotQuery(name="other")).items == ()
     await harness.settle()
@@ -419,10 +423,10 @@ async def test_snapshots_are_listed_in_pages(harness: SandboxesHarness) -> None:
     sandbox = await harness.create()
     created_ids = [(await harness.service.snapshot(sandbox.id)).id for _ in range(5)]
     page = harness.service.list_snapshots(SnapshotQuery(limit=2))
-    listed_ids = [one.id for one in page.items]
+    listed_ids = [item.id for item in page.items]
     while page.next_cursor:
         page = harness.service.list_snapshots(SnapshotQuery(limit=2, cursor=page.next_cursor))
-        listed_ids += [one.id for one in page.items]
+        listed_ids += [item.id for item in page.items]
     assert listed_ids == created_ids[::-1]
     assert harness.service.list_snapshots(SnapshotQuery(sandbox_id="other")).items == ()
 
@@ -564,7 +568,27 @@ async def test_concurrent_creates_do_not_exceed_the_limit(tmp_path) -> None:
     full = SandboxesHarness(tmp_path, max_sandboxes=5)
     await full.start()
     outcomes = await asyncio.gather(*(full.create() for _ in range(20)), return_exceptions=True)
-    assert sum(isinstance(one, FullError) for one in outcomes) == 15
+    assert sum(isinstance(outcome, FullError) for outcome in outcomes) == 15
+    full.check()
+    await full.stop()
+
+
+@pytest.mark.parametrize("memory", [True, False])
+async def test_concurrent_resumes_and_creates_do_not_exceed_the_limit(tmp_path, *, memory: bool) -> None:
+    full = SandboxesHarness(tmp_path, max_sandboxes=3)
+    await full.start()
+    paused = []
+    for _ in range(8):
+        paused.append(await full.create())
+        await full.service.pause(paused[-1].id, memory=memory)
+    outcomes = await asyncio.gather(
+        *(full.service.connect(sandbox.id, 60) for sandbox in paused[:4]),
+        *(full.service.resume(sandbox.id, 60) for sandbox in paused[4:]),
+        *(full.create() for _ in range(4)),
+        return_exceptions=True,
+    )
+    assert sum(isinstance(outcome, FullError) for outcome in outcomes) == 9
+    assert full.service.count(SandboxQuery(states=frozenset({State.RUNNING}))) == 3
     full.check()
     await full.stop()
 
@@ -605,7 +629,7 @@ async def test_memory_is_moved_to_disk_only_beside_the_reserve(tmp_path: Path) -
     sandboxes = [await harness.create() for _ in range(2)]
     for sandbox in sandboxes:
         await harness.service.pause(sandbox.id)
-    stats = await harness.driver.stats(sandboxes[0].handle)
+    stats = await harness.driver.get_stats(sandboxes[0].handle)
     needed = stats.memory_used + stats.memory_cache
 
     async def retry(free: int) -> list[PauseKind | None]:
@@ -762,7 +786,7 @@ async def test_a_fork_continues_the_processes_where_that_is_possible(gvisor_harn
     harness = gvisor_harness
     parent = await harness.create(metadata={"sandyard.isolation": "gvisor"}, env={"E": "1"})
     outcomes = await harness.service.fork(parent.id, 2, 60)
-    children = [one.sandbox for one in outcomes if one.sandbox]
+    children = [outcome.sandbox for outcome in outcomes if outcome.sandbox]
     assert len(children) == 2 and harness.host.snapshots == {}
     for child in children:
         machine = harness.host.machines[child.id]
@@ -795,8 +819,8 @@ async def test_forks_with_memory_report_each_failure_separately(gvisor_harness: 
     parent = await harness.create(metadata={"sandyard.isolation": "gvisor"})
     harness.host.capacity = 3
     outcomes = await harness.service.fork(parent.id, 4, 60)
-    assert sum(one.sandbox is not None for one in outcomes) == 2
-    assert all(isinstance(one.error, FullError) for one in outcomes if one.sandbox is None)
+    assert sum(outcome.sandbox is not None for outcome in outcomes) == 2
+    assert all(isinstance(outcome.error, FullError) for outcome in outcomes if outcome.sandbox is None)
     harness.check()
 
 
@@ -823,11 +847,11 @@ async def test_forks_with_memory_do_not_take_the_memory_that_is_reserved(
     harness = gvisor_harness
     monkeypatch.setattr(capacity, "CACHE_SECONDS", -1.0)
     parent = await harness.create(metadata={"sandyard.isolation": "gvisor"})
-    stats = await harness.driver.stats(parent.handle)
+    stats = await harness.driver.get_stats(parent.handle)
     harness.available_memory = (stats.memory_used + stats.memory_cache) * 5 // 2
     outcomes = await harness.service.fork(parent.id, 4, 60)
-    assert sum(one.sandbox is not None for one in outcomes) == 2
-    assert all("forks with memory" in str(one.error) for one in outcomes if one.sandbox is None)
+    assert sum(outcome.sandbox is not None for outcome in outcomes) == 2
+    assert all("forks with memory" in str(outcome.error) for outcome in outcomes if outcome.sandbox is None)
     harness.check()
 
 
@@ -836,9 +860,41 @@ async def test_forks_with_memory_do_not_take_the_disk_space_that_is_reserved(gvi
     parent = await harness.create(metadata={"sandyard.isolation": "gvisor"})
     harness.host.free_disk = 1 << 20
     outcomes = await harness.service.fork(parent.id, 2, 60)
-    assert all(isinstance(one.error, FullError) and "MiB of disk" in one.error.message for one in outcomes)
+    assert all(isinstance(outcome.error, FullError) and "MiB of disk" in outcome.error.message for outcome in outcomes)
     assert "fork_with_memory" not in {call[0] for call in harness.driver.calls}
     harness.check()
+
+
+@pytest.mark.parametrize("short", ["memory", "disk"])
+async def test_memory_is_written_only_if_it_fits_on_the_sandboxs_own_host(
+    gvisor_harness: SandboxesHarness, monkeypatch: pytest.MonkeyPatch, short: str
+) -> None:
+    """Another host may have more room, or claim to."""
+    harness = gvisor_harness
+    parent = await harness.create(metadata={"sandyard.isolation": "gvisor"})
+    own = Room(1 << 20 if short == "memory" else None, 1 << 20 if short == "disk" else None, "its host")
+    other = Room(1 << 60, 1 << 60, "another host")
+    monkeypatch.setattr(harness.driver, "get_room", lambda handle=None: other if handle is None else own)
+    (outcome,) = await harness.service.fork(parent.id, 1, 60)
+    assert isinstance(outcome.error, FullError) and f"of {short} are" in outcome.error.message
+    assert "fork_with_memory" not in {call[0] for call in harness.driver.calls}
+    harness.check()
+
+
+async def test_a_suspended_sandbox_needs_room_on_its_own_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = SandboxesHarness(tmp_path, suspend=True, suspend_after_s=100, disk_reserve_mb=100)
+    await harness.start()
+    rooms = {None: Room(None, 1 << 60, "another host")}
+    monkeypatch.setattr(harness.driver, "get_room", lambda handle=None: rooms[handle and handle.id])
+    sandbox = await harness.create()
+    await harness.service.pause(sandbox.id)
+    for free, kind in ((100 << 20, PauseKind.MEMORY), (1 << 40, PauseKind.DISK)):
+        rooms[sandbox.id] = Room(None, free, "its host")
+        await harness.clock.advance(101)
+        await harness.settle()
+        assert harness.service.get(sandbox.id).pause_kind is kind
+    harness.check()
+    await harness.stop()
 
 
 async def test_a_fork_that_does_not_fit_leaves_its_original_alone(

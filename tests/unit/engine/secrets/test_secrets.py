@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from sandyard.engine.store.database import Database
 from sandyard.kit.clock import ManualClock
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.kit.secret import Secret
-from sandyard.kit.vault import VaultError
+from sandyard.kit.vault import Vault, VaultError
 
 VALUE = "planted-0f5c1d"
 
@@ -126,3 +127,35 @@ async def test_placeholders_are_filled_with_the_current_values(secrets: Secrets,
     assert (outbound.holds_secret("${e2b.secrets.two}"), outbound.holds_secret("$two {e2b}")) == (True, False)
     with pytest.raises(NotFoundError, match="'three'"):
         await outbound.fill("${e2b.secrets.three}")
+
+
+async def test_a_rotated_key_is_removed_a_day_later(secrets: Secrets, database: Database, tmp_path: Path) -> None:
+    file = tmp_path / "secrets.key"
+    await secrets.create("one", Secret("1"))
+    before = file.read_text()
+    state = await secrets.rotate_key()
+    assert [count for _, count in state.keys] == [1, 0]
+    assert before in file.read_text()
+    os.utime(file, (1000.0, 1000.0))  # the time of the clock
+    await secrets.tidy_keys()
+    assert len(secrets.describe_keys().keys) == 2
+    os.utime(file, (1000.0 - 25 * 3600,) * 2)
+    await secrets.tidy_keys()
+    assert before not in file.read_text()
+    assert secrets.reveal("one").reveal() == "1"
+
+
+async def test_a_rotation_continues_after_a_crash_and_despite_a_lost_key(
+    secrets: Secrets, database: Database, tmp_path: Path
+) -> None:
+    await secrets.create("lost", Secret("0"))
+    (tmp_path / "secrets.key").unlink()
+    other = Secrets(database, tmp_path / "secrets.key", ManualClock(1000.0))
+    await other.create("one", Secret("1"))
+    Vault(tmp_path / "secrets.key").rotate()
+    assert [count for _, count in other.describe_keys().keys] == [0, 1]
+    await other.tidy_keys()
+    state = other.describe_keys()
+    assert [count for _, count in state.keys] == [1, 0]
+    assert state.unknown == 1
+    assert other.reveal("one").reveal() == "1"

@@ -69,16 +69,16 @@ async def kept(url: str, token: str, *, mode: str = "auto") -> AsyncIterator[Cli
     await task
 
 
-async def done(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
-    """Return the result of a tool."""
+async def call_tool(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
+    """Call a tool and return its result."""
     result = await client.call_tool(tool, arguments)
     assert not result.is_error, result.content
     found: dict[str, Any] = result.structured_content
     return found
 
 
-async def refused(client: Client, tool: str, **arguments: Any) -> tuple[str, str]:
-    """Return the code and the message of an error."""
+async def call_failing_tool(client: Client, tool: str, **arguments: Any) -> tuple[str, str]:
+    """Call a tool that returns an error. Return the code and the message of the error."""
     result: CallToolResult = await client.call_tool(tool, arguments)
     assert result.is_error and result.structured_content is None, result
     assert result.meta is not None
@@ -86,10 +86,10 @@ async def refused(client: Client, tool: str, **arguments: Any) -> tuple[str, str
 
 
 async def token_of(platform: PlatformHarness, name: str | None = None) -> str:
-    person = platform.owner if name is None else await platform.person(name)
+    person = platform.owner if name is None else await platform.create_person(name)
     return (await platform.services.users.create_token(person, "mcp")).value.reveal()
 
 
-async def running(platform: PlatformHarness, sandbox_id: str) -> None:
+async def require_running(platform: PlatformHarness, sandbox_id: str) -> None:
     row = await platform.services.lifecycle.wait_until_provisioned(sandbox_id)
     assert row.status == Status.RUNNING, row.error

@@ -13,16 +13,16 @@ from fastapi import FastAPI
 
 async def connect(app: FastAPI, url: str, headers: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     """Return everything the application sends to a client that connects and disconnects at once."""
-    said: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     incoming = asyncio.Queue[dict[str, Any]]()
     incoming.put_nowait({"type": "websocket.connect"})
     incoming.put_nowait({"type": "websocket.disconnect", "code": 1000})
 
     async def send(message: Any) -> None:
-        said.append(dict(message))
+        messages.append(dict(message))
 
     await asyncio.wait_for(app(make_scope(url, headers), incoming.get, send), 30)
-    return said
+    return messages
 
 
 def make_scope(url: str, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def make_scope(url: str, headers: Mapping[str, str] | None = None) -> dict[str, 
     }
 
 
-def denial(said: list[dict[str, Any]]) -> tuple[int, dict[str, Any]]:
+def denial(messages: list[dict[str, Any]]) -> tuple[int, dict[str, Any]]:
     """Return the status and the problem of a refused connection."""
-    assert said[0]["type"] == "websocket.http.response.start", said
-    return said[0]["status"], json.loads(b"".join(message.get("body", b"") for message in said[1:]))
+    assert messages[0]["type"] == "websocket.http.response.start", messages
+    return messages[0]["status"], json.loads(b"".join(message.get("body", b"") for message in messages[1:]))

@@ -14,7 +14,7 @@ from sandyard.platform.domain.agents.profiles.model import Profile
 from sandyard.platform.domain.agents.trials import Trial, TrialStep
 from sandyard.platform.domain.models.model import Readiness
 from sandyard.platform.domain.users.model import Principal
-from tests.unit.platform.world import World, client, opened
+from tests.unit.platform.world import World, client, open_world
 
 NEW: dict[str, Any] = {
     "name": "mine",
@@ -46,19 +46,19 @@ class NoModels:
     """No model provider is configured."""
 
     async def list_readiness(self, caller: Principal, profiles: Sequence[Profile]) -> dict[str, Readiness]:
-        return {one.name: Readiness(not one.apis) for one in profiles}
+        return {profile.name: Readiness(not profile.apis) for profile in profiles}
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with opened(tmp_path) as made:
+    async with open_world(tmp_path) as made:
         made.trials = FakeTrials()  # type: ignore[attr-defined]
         made.models = NoModels()  # type: ignore[attr-defined]
         yield made
 
 
 async def test_create_list_update_delete(world: World) -> None:
-    ann, bob = await world.person("ann"), await world.person("bob")
+    ann, bob = await world.create_person("ann"), await world.create_person("bob")
     async with client(world.app(router), ann) as web:
         made = await web.post("/api/v1/agents", json=NEW)
         assert made.status_code == 201
@@ -67,9 +67,14 @@ async def test_create_list_update_delete(world: World) -> None:
         assert body["definition"]["install"]["timeoutSeconds"] == 900
         assert (await web.post("/api/v1/agents", json=NEW)).json()["code"] == "name_taken"
         listed = (await web.get("/api/v1/agents")).json()["items"]
-        demo = next(one for one in listed if one["name"] == "demo")
+        demo = next(candidate for candidate in listed if candidate["name"] == "demo")
         assert (demo["demo"], demo["builtIn"], demo["apis"], demo["definition"]) == (True, True, [], None)
-        assert [one["name"] for one in listed] == ["opencode", "claude", "codex", "gemini", "demo", "mine"]
+        assert {agent["name"]: agent["unaskedModes"] for agent in listed}["claude"] == [
+            "acceptEdits",
+            "auto",
+            "bypassPermissions",
+        ]
+        assert [item["name"] for item in listed] == ["opencode", "claude", "codex", "gemini", "demo", "mine"]
         changed = await web.put("/api/v1/agents/mine", json={"definition": {"argv": ["other"]}})
         assert (changed.json()["title"], changed.json()["version"]) == ("mine", None)
         wrong = await web.put("/api/v1/agents/mine", json={"definition": {"argv": []}})
@@ -83,7 +88,7 @@ async def test_create_list_update_delete(world: World) -> None:
 
 
 async def test_waits_for_trial_or_returns_at_once(world: World) -> None:
-    ann = await world.person("ann")
+    ann = await world.create_person("ann")
     async with client(world.app(router), ann) as web:
         done = await web.post("/api/v1/agents/demo/test")
         assert done.json() == {

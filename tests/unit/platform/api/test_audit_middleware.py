@@ -56,7 +56,7 @@ async def entries(world: World) -> list[Any]:
 
 
 async def test_records_changes(world: World) -> None:
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
     app = world.app(router)
     async with client(app, maria) as web:
         await web.post("/api/v1/things/thg_1/parts/prt_2", headers={"X-Request-Id": "mine"})
@@ -90,7 +90,7 @@ async def test_unauthenticated_requests_are_not_recorded(world: World) -> None:
 
 
 async def test_logins_are_recorded_without_secrets(world: World) -> None:
-    maria = await world.person("maria", password=PASSWORD)
+    maria = await world.create_person("maria", password=PASSWORD)
     async with client(world.app()) as web:
         await web.post("/api/v1/login", json={"name": "maria", "password": "wrong password"})
         await web.post("/api/v1/login", json={"name": "maria", "password": PASSWORD})
@@ -107,7 +107,7 @@ async def test_logins_are_recorded_without_secrets(world: World) -> None:
 
 
 async def test_logs_failed_audit(world: World, caplog: Any) -> None:
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
     async with world.database.transaction() as tx:
         await tx.session.execute(text("ALTER TABLE audit RENAME TO gone"))
     async with client(world.app(router), maria) as web:

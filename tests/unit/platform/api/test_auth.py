@@ -52,7 +52,7 @@ async def web(world: World) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def test_tokens(world: World, web: httpx.AsyncClient) -> None:
-    maria, chief = await world.person("maria"), await world.person("chief", "admin")
+    maria, chief = await world.create_person("maria"), await world.create_person("chief", "admin")
     answer = await web.get("/api/v1/who", headers=maria.headers)
     assert answer.json() == f"maria {maria.principal.means}"
     assert (await web.post("/api/v1/change", headers=maria.headers)).json() == "maria"
@@ -71,14 +71,14 @@ async def test_rejects_invalid_token(web: httpx.AsyncClient, given: str | None) 
 
 
 async def test_rejects_bad_token_despite_valid_cookie(world: World, web: httpx.AsyncClient) -> None:
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
     await sign_in(web, token=maria.token)
     assert (await web.get("/api/v1/who")).status_code == 200
     assert (await web.get("/api/v1/who", headers={"Authorization": "Bearer sy_x"})).status_code == 401
 
 
 async def test_signs_in_and_out_with_cookie_and_key(world: World, web: httpx.AsyncClient) -> None:
-    await world.person("maria", password=PASSWORD)
+    await world.create_person("maria", password=PASSWORD)
     answer = await web.post("/api/v1/login", json={"name": "maria", "password": PASSWORD})
     assert answer.status_code == 200 and answer.json()["user"]["name"] == "maria"
     cookie = answer.headers["set-cookie"].lower()
@@ -95,7 +95,7 @@ async def test_signs_in_and_out_with_cookie_and_key(world: World, web: httpx.Asy
 
 async def test_rejects_cookie_without_its_key(world: World, web: httpx.AsyncClient) -> None:
     """A program on another port of the user's machine gets the cookie."""
-    maria, otto = await world.person("maria"), await world.person("otto")
+    maria, otto = await world.create_person("maria"), await world.create_person("otto")
     ottos_key = (await world.users.login(token=otto.token)).key.reveal()
     older_key = (await world.users.login(token=maria.token)).key.reveal()
     await web.post("/api/v1/login", json={"token": maria.token})
@@ -120,7 +120,7 @@ async def test_rejects_cookie_without_its_key(world: World, web: httpx.AsyncClie
 
 async def test_cookies_set_by_other_programs_change_nothing(world: World, web: httpx.AsyncClient) -> None:
     """Programs on other ports can add cookies of the same name, also valid ones of other users, but cannot know the key."""
-    maria, otto = await world.person("maria"), await world.person("otto")
+    maria, otto = await world.create_person("maria"), await world.create_person("otto")
     key = (await sign_in(web, token=maria.token))["key"]
     own = f"{COOKIE}={web.cookies[COOKIE]}"
     login = await world.users.login(token=otto.token)
@@ -135,7 +135,7 @@ async def test_cookies_set_by_other_programs_change_nothing(world: World, web: h
 
 
 async def test_ticket_opens_one_stream(world: World, web: httpx.AsyncClient) -> None:
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
 
     async def ticket() -> str:
         answer = await web.post("/api/v1/tickets", headers=maria.headers)
@@ -154,7 +154,7 @@ async def test_ticket_opens_one_stream(world: World, web: httpx.AsyncClient) -> 
 
 
 async def test_sockets(world: World) -> None:
-    maria, app = await world.person("maria"), world.app(router)
+    maria, app = await world.create_person("maria"), world.app(router)
     login = await world.users.login(token=maria.token)
     ticket = (await world.users.create_ticket(maria.principal)).value.reveal()
     cookie = {"cookie": f"{COOKIE}={login.cookie.reveal()}"}
@@ -162,8 +162,8 @@ async def test_sockets(world: World) -> None:
         ("/api/v1/socket", maria.headers),
         (f"/api/v1/socket?ticket={ticket}", {}),
     ):
-        said = await connect(app, url, headers)
-        assert said[0]["type"] == "websocket.accept" and said[1]["text"] == "maria", said
+        sent = await connect(app, url, headers)
+        assert sent[0]["type"] == "websocket.accept" and sent[1]["text"] == "maria", sent
     assert denial(await connect(app, "/api/v1/socket"))[0] == 401
     assert denial(await connect(app, f"/api/v1/socket?ticket={ticket}"))[0] == 401
     for headers in ({}, {"origin": "http://localhost:8700"}, {KEY_HEADER: "1"}, {KEY_HEADER: login.key.reveal()}):
@@ -172,7 +172,7 @@ async def test_sockets(world: World) -> None:
 
 
 async def test_disabled_user_loses_access(world: World, web: httpx.AsyncClient) -> None:
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
     await sign_in(web, token=maria.token)
     assert (await web.get("/api/v1/who")).status_code == 200
     await world.users.update(ROOT, maria.principal.user_id, disabled=True)

@@ -222,8 +222,8 @@ async def test_sends_stream_in_pieces(harness: EventsHarness, monkeypatch: pytes
             if found[-1] == emitted[-1]:
                 subscription.end()
     await behind.close()
-    assert [len(one) for one in seen] == [3, 2, 3]
-    assert [number for one in seen for number in one] == emitted
+    assert [len(item) for item in seen] == [3, 2, 3]
+    assert [number for item in seen for number in item] == emitted
 
 
 @pytest.mark.both_databases

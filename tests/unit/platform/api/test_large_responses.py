@@ -51,7 +51,7 @@ class Silent:
 
     def __init__(self, app: FastAPI, person: Person, method: str = "GET", path: str = "/api/v1/large") -> None:
         self.read = asyncio.Event()
-        self.stuck = asyncio.Event()
+        self.blocked = asyncio.Event()
         self.status = 0
         self.pieces: list[int] = []
         headers = [(b"host", b"localhost"), (b"authorization", f"Bearer {person.token}".encode())]
@@ -71,14 +71,14 @@ class Silent:
             return
         self.pieces.append(len(message["body"]))
         if self.status == 200:
-            self.stuck.set()
+            self.blocked.set()
             await self.read.wait()
 
 
 async def test_sends_large_body_in_pieces(world: World) -> None:
-    app, maria = app_of(world), await world.person("maria")
+    app, maria = app_of(world), await world.create_person("maria")
     silent = Silent(app, maria)
-    await silent.stuck.wait()
+    await silent.blocked.wait()
     assert silent.pieces == [CHUNK_BYTES]
     silent.read.set()
     await silent.task
@@ -88,10 +88,10 @@ async def test_sends_large_body_in_pieces(world: World) -> None:
 
 
 async def test_limits_unread_answers_per_user(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    app, maria, otto = app_of(world), await world.person("maria"), await world.person("otto")
+    app, maria, otto = app_of(world), await world.create_person("maria"), await world.create_person("otto")
     silent = [Silent(app, maria) for _ in range(SLOTS)]
-    for one in silent:
-        await one.stuck.wait()
+    for item in silent:
+        await item.blocked.wait()
     monkeypatch.setattr(large_responses, "WAIT_SECONDS", 0)
     async with client(app, maria) as web:
         refused = await web.get("/api/v1/large")
@@ -104,9 +104,9 @@ async def test_limits_unread_answers_per_user(world: World, monkeypatch: pytest.
     await silent[0].task
     async with client(app, maria) as web:
         assert (await web.get("/api/v1/large")).status_code == 200
-    for one in silent:
-        one.read.set()
-        await one.task
+    for item in silent:
+        item.read.set()
+        await item.task
 
 
 async def test_limits_requests_that_wait_for_servers_per_user(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ async def test_limits_requests_that_wait_for_servers_per_user(world: World, monk
     async def check() -> None:
         await answer.wait()
 
-    app, maria, otto = world.app(router), await world.person("maria"), await world.person("otto")
+    app, maria, otto = world.app(router), await world.create_person("maria"), await world.create_person("otto")
     monkeypatch.setattr(large_responses, "WAIT_SECONDS", 0.05)
     async with client(app, maria) as web, client(app, otto) as other, asyncio.TaskGroup() as group:
         checks = [group.create_task(web.post("/api/v1/check")) for _ in range(SLOTS + 1)]
@@ -127,24 +127,24 @@ async def test_limits_requests_that_wait_for_servers_per_user(world: World, monk
         assert (await web.get("/api/v1/me")).status_code == 200
         answer.set()
         assert (await of_otto).is_success
-    assert all(one.result().is_success for one in waiting)
+    assert all(item.result().is_success for item in waiting)
 
 
 async def test_drops_finished_answer_without_slot(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """On any route, because the size is known only when the work is done."""
-    app, maria = app_of(world), await world.person("maria")
+    app, maria = app_of(world), await world.create_person("maria")
     silent = [Silent(app, maria, "POST", "/api/v1/command") for _ in range(SLOTS)]
-    for one in silent:
-        await one.stuck.wait()
+    for item in silent:
+        await item.blocked.wait()
     monkeypatch.setattr(large_responses, "MAX_FINISHED_WAITING", 0)
     async with client(app, maria) as web:
         refused = await web.post("/api/v1/command")
         assert refused.status_code == 429 and refused.json()["detail"].startswith("The request was carried out, but")
         assert (await web.get("/api/v1/large")).status_code == 200, "other routes have their own slots"
         assert (await web.get("/api/v1/download")).content == BODY, "a streamed response is not held in memory"
-        for one in silent:
-            one.read.set()
-            await one.task
+        for item in silent:
+            item.read.set()
+            await item.task
         assert (await web.post("/api/v1/command")).content == BODY
 
 
@@ -178,7 +178,7 @@ async def test_failed_answer_releases_slot(world: World) -> None:
     async def large() -> Response:
         raise RuntimeError("on purpose")
 
-    app, maria = world.app(router), await world.person("maria")
+    app, maria = world.app(router), await world.create_person("maria")
     async with client(app, maria) as web:
         for _ in range(SLOTS + 1):
             assert (await web.get("/api/v1/large")).status_code == 500

@@ -16,7 +16,7 @@ from sandyard.platform.app import ROUTERS
 from sandyard.platform.db.models import Message
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
-from tests.unit.platform.world import client, opened
+from tests.unit.platform.world import client, open_world
 
 
 async def test_refills_bucket_evenly() -> None:
@@ -59,9 +59,9 @@ async def test_limits_are_per_user(tmp_path: Path) -> None:
     async def create() -> str:
         return "made"
 
-    async with opened(tmp_path, creates_per_minute=2, logins_per_minute=2) as world:
+    async with open_world(tmp_path, creates_per_minute=2, logins_per_minute=2) as world:
         app = world.app(router)
-        maria, otto = await world.person("maria"), await world.person("otto")
+        maria, otto = await world.create_person("maria"), await world.create_person("otto")
         async with client(app, maria) as web:
             assert [(await web.post("/api/v1/create")).status_code for _ in range(3)] == [200, 200, 429]
             answer = await web.post("/api/v1/create")
@@ -85,12 +85,12 @@ async def test_messages_count_as_commands(tmp_path: Path) -> None:
             now = datetime(2026, 1, 31, tzinfo=UTC)
             return Message(id="msg_1", session_id=session_id, role="user", parts=parts, created_at=now)
 
-    async with opened(tmp_path, executes_per_minute=2) as world:
+    async with open_world(tmp_path, executes_per_minute=2) as world:
         world.sessions = Kept()  # type: ignore[attr-defined]
-        async with client(world.app(sessions.router), await world.person("maria")) as web:
+        async with client(world.app(sessions.router), await world.create_person("maria")) as web:
             body = {"parts": [{"type": "text", "text": "hello"}]}
             answers = [await web.post("/api/v1/sessions/ses_1/messages", json=body) for _ in range(3)]
-            assert [one.status_code for one in answers] == [201, 201, 429]
+            assert [answer.status_code for answer in answers] == [201, 201, 429]
             assert "send 2 messages per minute" in answers[-1].json()["detail"]
 
 
@@ -103,7 +103,9 @@ def test_every_change_is_limited() -> None:
         if isinstance(route, APIRoute) and (route.body_field is not None or "PATCH" in (route.methods or ()))
         for method in route.methods or ()
         if not any(
-            one.call.__qualname__.startswith(limit_rate.__name__) for one in route.dependant.dependencies if one.call
+            dependency.call.__qualname__.startswith(limit_rate.__name__)
+            for dependency in route.dependant.dependencies
+            if dependency.call
         )
     }
     assert not unlimited

@@ -23,7 +23,7 @@ from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 from tests.harness.databases import with_schema
 from tests.later import Later
-from tests.unit.platform.api.mcp_client import client, done, refused, serving
+from tests.unit.platform.api.mcp_client import call_failing_tool, call_tool, client, serving
 from tests.unit.platform.world import ROOT, Person
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class McpHarness:
     def __init__(self, services: Services, url: str) -> None:
         self.services, self.url = services, url
 
-    async def person(self, name: str) -> Person:
+    async def create_person(self, name: str) -> Person:
         user = await self.services.users.create(ROOT, name, "member")
         principal = Principal(user.id, name, "member", "test")
         issued = await self.services.users.create_token(principal, "mcp")
@@ -67,7 +67,7 @@ async def harness(tmp_path: Path) -> AsyncIterator[McpHarness]:
 @pytest.mark.filterwarnings("ignore:ping is removed")
 @pytest.mark.parametrize("mode", ["2026-07-28", "auto", "legacy"])
 async def test_protocol_of_each_mode(harness: McpHarness, mode: str) -> None:
-    maria = await harness.person("maria")
+    maria = await harness.create_person("maria")
     async with client(harness.url, maria.token, mode=mode) as mcp:
         if mode != "2026-07-28":  # this version has no `initialize`, so nothing is known before the first call
             assert mcp.server_info is not None and mcp.server_info.name == "sandyard"
@@ -82,18 +82,18 @@ async def test_protocol_of_each_mode(harness: McpHarness, mode: str) -> None:
 
 
 async def test_older_clients_get_their_version(harness: McpHarness) -> None:
-    maria = await harness.person("maria")
+    maria = await harness.create_person("maria")
     async with httpx.AsyncClient(headers={**maria.headers, **ACCEPT}) as web:
         for version in ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"):
             asked = {**INITIALIZE, "params": {**INITIALIZE["params"], "protocolVersion": version}}
             answer = await web.post(harness.url, json=asked)
             assert answer.status_code == 200 and "mcp-session-id" not in answer.headers
-            said = json.loads(answer.text.partition("data: ")[2])
-            assert said["result"]["protocolVersion"] == version
-            assert said["result"]["capabilities"] == {"tools": {"listChanged": False}}
+            response = json.loads(answer.text.partition("data: ")[2])
+            assert response["result"]["protocolVersion"] == version
+            assert response["result"]["capabilities"] == {"tools": {"listChanged": False}}
         unknown = {**INITIALIZE, "params": {**INITIALIZE["params"], "protocolVersion": "1999-01-01"}}
-        said = json.loads((await web.post(harness.url, json=unknown)).text.partition("data: ")[2])
-        assert said["result"]["protocolVersion"] == "2025-11-25"
+        response = json.loads((await web.post(harness.url, json=unknown)).text.partition("data: ")[2])
+        assert response["result"]["protocolVersion"] == "2025-11-25"
         refusal = await web.post(harness.url, json=INITIALIZE, headers={"MCP-Protocol-Version": "2999-01-01"})
         assert refusal.status_code == 400
 
@@ -104,14 +104,14 @@ def test_schemas() -> None:
         schema = tool.arguments_type.model_json_schema(by_alias=True)
         assert len(tool.description) > 30, tool.name
         assert schema["type"] == "object" and schema["examples"], tool.name
-        for one in schema["examples"]:
-            jsonschema.validate(one, schema)
-            tool.arguments_type.model_validate(one)
+        for example in schema["examples"]:
+            jsonschema.validate(example, schema)
+            tool.arguments_type.model_validate(example)
         assert tool.result_type.model_json_schema(by_alias=True, mode="serialization")["type"] == "object"
 
 
 async def test_requires_token(harness: McpHarness) -> None:
-    maria = await harness.person("maria")
+    maria = await harness.create_person("maria")
     async with httpx.AsyncClient(headers=ACCEPT) as web:
         for headers in (
             {},
@@ -129,7 +129,7 @@ async def test_requires_token(harness: McpHarness) -> None:
 
 
 async def test_rejects_other_origins(harness: McpHarness) -> None:
-    maria = await harness.person("maria")
+    maria = await harness.create_person("maria")
     host = harness.url.removeprefix("http://").removesuffix("/mcp")
     async with httpx.AsyncClient(headers={**maria.headers, **ACCEPT}, timeout=60) as web:
         for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
@@ -149,18 +149,20 @@ async def test_rejects_other_origins(harness: McpHarness) -> None:
 
 
 async def test_bad_call_names_error(harness: McpHarness) -> None:
-    maria = await harness.person("maria")
+    maria = await harness.create_person("maria")
     async with client(harness.url, maria.token) as mcp:
-        code, said = await refused(mcp, "run_command", sandboxId="sbx_x")
-        assert code == "invalid_argument" and "command: Field required" in said
-        code, said = await refused(mcp, "list_projects", limit=1000, colour="red")
-        assert "limit: " in said and "colour: " in said
-        code, said = await refused(mcp, "write_file", sandboxId="sbx_x", path="a\0b", content="")
-        assert code == "invalid_argument" and "NUL" in said
-        code, said = await refused(mcp, "get_session", sessionId="ses_nobodys")
-        assert (code, said) == ("not_found", "There is no session 'ses_nobodys'. (not_found)")
+        code, message = await call_failing_tool(mcp, "run_command", sandboxId="sbx_x")
+        assert code == "invalid_argument" and "command: Field required" in message
+        code, message = await call_failing_tool(mcp, "list_projects", limit=1000, colour="red")
+        assert "limit: " in message and "colour: " in message
+        code, message = await call_failing_tool(mcp, "write_file", sandboxId="sbx_x", path="a\0b", content="")
+        assert code == "invalid_argument" and "NUL" in message
+        code, message = await call_failing_tool(mcp, "get_session", sessionId="ses_nobodys")
+        assert (code, message) == ("not_found", "There is no session 'ses_nobodys'. (not_found)")
         found = await harness.audit("mcp.get_session")
-        assert [(one.user_name, one.target, one.outcome) for one in found] == [("maria", "ses_nobodys", "not_found")]
+        assert [(item.user_name, item.target, item.outcome) for item in found] == [
+            ("maria", "ses_nobodys", "not_found")
+        ]
         assert found[0].means.startswith("token:") and found[0].address == "127.0.0.1" and found[0].request_id
 
 
@@ -168,22 +170,22 @@ async def test_unexpected_error_shows_no_details(harness: McpHarness, monkeypatc
     async def broken(*_: object, **__: object) -> None:
         raise RuntimeError("the password is swordfish")
 
-    maria = await harness.person("maria")
+    maria = await harness.create_person("maria")
     monkeypatch.setattr(harness.services.projects, "list", broken)
     async with client(harness.url, maria.token) as mcp:
-        code, said = await refused(mcp, "list_projects")
-    assert code == "internal" and "swordfish" not in said
-    assert [one.outcome for one in await harness.audit("mcp.list_projects")] == ["internal"]
+        code, message = await call_failing_tool(mcp, "list_projects")
+    assert code == "internal" and "swordfish" not in message
+    assert [item.outcome for item in await harness.audit("mcp.list_projects")] == ["internal"]
 
 
 async def test_lists_projects_of_caller(harness: McpHarness) -> None:
-    maria, otto = await harness.person("maria"), await harness.person("otto")
+    maria, otto = await harness.create_person("maria"), await harness.create_person("otto")
     project = await harness.services.projects.create(maria.principal, "website")
     async with client(harness.url, maria.token) as mcp:
-        found = await done(mcp, "list_projects")
-        assert [one["id"] for one in found["items"]] == [project.id]
+        found = await call_tool(mcp, "list_projects")
+        assert [item["id"] for item in found["items"]] == [project.id]
     async with client(harness.url, otto.token) as mcp:
-        assert (await done(mcp, "list_projects"))["items"] == []
+        assert (await call_tool(mcp, "list_projects"))["items"] == []
         for tool, arguments in (
             ("create_session", {"projectId": project.id}),
             ("list_sessions", {"projectId": project.id}),
@@ -195,9 +197,9 @@ async def test_lists_projects_of_caller(harness: McpHarness) -> None:
 
 
 async def test_shares_rate_limits_with_api(harness: McpHarness) -> None:
-    maria = await harness.person("maria")
+    maria = await harness.create_person("maria")
     async with client(harness.url, maria.token) as mcp:
-        codes = [(await refused(mcp, "create_sandbox"))[0] for _ in range(4)]
+        codes = [(await call_failing_tool(mcp, "create_sandbox"))[0] for _ in range(4)]
     assert codes[3] == "rate_limited" and "rate_limited" not in codes[:3]
     assert len(await harness.audit("mcp.create_sandbox")) == 3
     async with httpx.AsyncClient(headers=maria.headers) as web:  # the API uses the same bucket
@@ -206,14 +208,14 @@ async def test_shares_rate_limits_with_api(harness: McpHarness) -> None:
 
 
 async def test_rejects_revoked_token_at_next_call(harness: McpHarness) -> None:
-    maria = await harness.person("maria")
+    maria = await harness.create_person("maria")
     async with client(harness.url, maria.token) as mcp:
-        await done(mcp, "list_projects")
+        await call_tool(mcp, "list_projects")
         tokens = await harness.services.users.list_tokens(maria.principal, PageRequest())
         for token in tokens.items:
             await harness.services.users.revoke_token(maria.principal, token.id)
         with pytest.raises(exceptions.MCPError):
-            await done(mcp, "list_projects")
+            await call_tool(mcp, "list_projects")
 
 
 async def test_client_continues_after_restart(tmp_path: Path) -> None:
@@ -228,7 +230,7 @@ async def test_client_continues_after_restart(tmp_path: Path) -> None:
 
     async with open_services(settings) as services, serving(build(services, ROUTERS)) as url:
         harness = McpHarness(services, url)
-        maria = await harness.person("maria")
+        maria = await harness.create_person("maria")
         current.append(url)
         web = httpx2.AsyncClient(headers=maria.headers, transport=Follow(), timeout=30)
         streams = streamable_http.streamable_http_client("http://127.0.0.1:1/mcp", http_client=web)

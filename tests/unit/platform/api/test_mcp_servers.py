@@ -14,7 +14,7 @@ from sandyard.platform.app import ROUTERS, open_services
 from sandyard.platform.domain.services import Services
 from sandyard.platform.settings import PlatformSettings
 from tests.harness.databases import with_schema
-from tests.unit.platform.api.test_models import person
+from tests.unit.platform.api.test_models import create_person
 from tests.unit.platform.domain.models import upstream as scripted
 from tests.unit.platform.domain.models.upstream import Reply, Seen
 from tests.unit.platform.world import client
@@ -30,21 +30,21 @@ async def services(tmp_path: Path) -> AsyncIterator[Services]:
 
 @pytest.fixture
 async def admin(services: Services) -> AsyncIterator[httpx.AsyncClient]:
-    async with client(build(services, ROUTERS), await person(services, "admin", "admin")) as web:
+    async with client(build(services, ROUTERS), await create_person(services, "admin", "admin")) as web:
         yield web
 
 
 async def tracker(seen: Seen, reply: Reply) -> None:
     """An MCP server with one tool, for clients that send the key."""
     if seen.headers.get("authorization") != f"Bearer {KEY}":
-        await reply.whole({}, status=401)
+        await reply.send({}, status=401)
     elif seen.json.get("method") == "initialize":
         info = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "tracker"}}
-        await reply.whole({"jsonrpc": "2.0", "id": seen.json["id"], "result": info})
+        await reply.send({"jsonrpc": "2.0", "id": seen.json["id"], "result": info})
     elif "id" in seen.json:
-        await reply.whole({"jsonrpc": "2.0", "id": seen.json["id"], "result": {"tools": [{"name": "search"}]}})
+        await reply.send({"jsonrpc": "2.0", "id": seen.json["id"], "result": {"tools": [{"name": "search"}]}})
     else:
-        await reply.whole(b"", status=202)
+        await reply.send(b"", status=202)
 
 
 async def test_servers_of_a_project(services: Services, admin: httpx.AsyncClient) -> None:
@@ -59,7 +59,7 @@ async def test_servers_of_a_project(services: Services, admin: httpx.AsyncClient
     answer = await admin.post(f"{path}/{made.json()['id']}/test")
     assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
 
-    async with scripted.opened() as upstream:
+    async with scripted.open_upstream() as upstream:
         upstream.handler = tracker
         wrong = {"name": "issues", "url": f"{upstream.url}/mcp", "headers": {"Authorization": "Bearer wrong"}}
         refused = await admin.post(path, json={**wrong, "test": True})
@@ -69,14 +69,16 @@ async def test_servers_of_a_project(services: Services, admin: httpx.AsyncClient
         stored = await admin.post(path, json=right)
         assert stored.status_code == 201, stored.text
         assert stored.json()["headers"] == [{"name": "Authorization", "hint": "…4b35"}]
-        one = f"{path}/{stored.json()['id']}"
-        found = (await admin.post(f"{one}/test")).json()
+        server_path = f"{path}/{stored.json()['id']}"
+        found = (await admin.post(f"{server_path}/test")).json()
         assert (found["ok"], found["tools"], found["server"]) == (True, ["search"], "tracker")
-        changed = await admin.patch(one, json={"name": "tracker", "headers": {"Authorization": None}, "test": True})
+        changed = await admin.patch(
+            server_path, json={"name": "tracker", "headers": {"Authorization": None}, "test": True}
+        )
         assert (changed.status_code, changed.json()["name"]) == (200, "tracker")
-        moved = await admin.patch(one, json={"url": "https://evil.example.org/mcp"})
+        moved = await admin.patch(server_path, json={"url": "https://evil.example.org/mcp"})
         assert (moved.status_code, moved.json()["code"]) == (409, "conflict")
-    gone = (await admin.post(f"{one}/test")).json()
+    gone = (await admin.post(f"{server_path}/test")).json()
     assert (gone["ok"], "could not be reached" in gone["detail"]) == (False, True)
 
     for body, status in (
@@ -98,5 +100,5 @@ async def test_servers_of_a_project(services: Services, admin: httpx.AsyncClient
     )
     assert (entry["target"], entry["detail"]["name"]) == (project["id"], "issues")
     assert "mcp_server.updated" in json.dumps(events.json())
-    assert (await admin.delete(one)).status_code == 204
-    assert (await admin.get(one)).status_code == 404
+    assert (await admin.delete(server_path)).status_code == 204
+    assert (await admin.get(server_path)).status_code == 404

@@ -34,7 +34,7 @@ async def services(tmp_path: Path) -> AsyncIterator[Services]:
         yield made
 
 
-async def person(services: Services, name: str, role: str = "member") -> Person:
+async def create_person(services: Services, name: str, role: str = "member") -> Person:
     user = await services.users.create(ROOT, name, role)
     issued = await services.users.create_token(Principal(user.id, name, role, "test"), "test")
     return Person(Principal(user.id, name, role, f"token:{issued.id}"), issued.value.reveal())
@@ -42,7 +42,7 @@ async def person(services: Services, name: str, role: str = "member") -> Person:
 
 @pytest.fixture
 async def admin(services: Services) -> AsyncIterator[httpx.AsyncClient]:
-    async with client(build(services, ROUTERS), await person(services, "admin", "admin")) as web:
+    async with client(build(services, ROUTERS), await create_person(services, "admin", "admin")) as web:
         yield web
 
 
@@ -67,7 +67,7 @@ async def test_provider_and_key(services: Services, admin: httpx.AsyncClient) ->
     wrong = await admin.post(PROVIDERS, json={**body, "name": "b", "key": KEY + " "})
     assert wrong.status_code == 400
     listed = await admin.get(PROVIDERS)
-    assert [one["name"] for one in listed.json()["items"]] == ["claude"]
+    assert [item["name"] for item in listed.json()["items"]] == ["claude"]
     audit = await admin.get("/api/v1/audit")
     for answer in (made, changed, moved, wrong, listed, audit):
         assert KEY not in answer.text
@@ -77,7 +77,7 @@ async def test_provider_and_key(services: Services, admin: httpx.AsyncClient) ->
 
 async def test_preset_fills_in_missing_fields(admin: httpx.AsyncClient) -> None:
     listed = (await admin.get("/api/v1/model-presets")).json()
-    presets = {one["name"]: one for one in listed["items"]}
+    presets = {item["name"]: item for item in listed["items"]}
     assert (presets["anthropic"]["agents"], presets["anthropic"]["keyRequired"]) == (["opencode", "claude"], True)
     assert (presets["ollama"]["keyRequired"], presets["ollama"]["models"]) == (False, [])
     assert listed["pricesTaken"] >= "2026-11-17"
@@ -101,18 +101,18 @@ async def test_preset_fills_in_missing_fields(admin: httpx.AsyncClient) -> None:
 
 
 async def test_which_agents_have_a_model(services: Services, admin: httpx.AsyncClient) -> None:
-    owner = await person(services, "owner")
+    owner = await create_person(services, "owner")
     project = await services.projects.create(owner.principal, "website")
 
     async def agents(web: httpx.AsyncClient) -> dict[str, tuple[bool, list[str]]]:
         items = (await web.get("/api/v1/agents")).json()["items"]
-        return {one["name"]: (one["modelReady"], one["modelProjects"]) for one in items}
+        return {item["name"]: (item["modelReady"], item["modelProjects"]) for item in items}
 
     async def default_agents(web: httpx.AsyncClient) -> dict[str, str]:
         """Return the default agent of each project, and without a project under `platform`."""
         listed = (await web.get("/api/v1/projects")).json()["items"]
-        default = [one["name"] for one in (await web.get("/api/v1/agents")).json()["items"] if one["default"]]
-        return {one["name"]: one["defaultAgent"] for one in listed} | {"platform": ", ".join(default)}
+        default = [item["name"] for item in (await web.get("/api/v1/agents")).json()["items"] if item["default"]]
+        return {item["name"]: item["defaultAgent"] for item in listed} | {"platform": ", ".join(default)}
 
     async with client(build(services, ROUTERS), owner) as web:
         found = await agents(web)
@@ -136,7 +136,7 @@ async def test_which_agents_have_a_model(services: Services, admin: httpx.AsyncC
         assert (found["claude"], found["codex"]) == ((True, []), (False, [project.id]))
         assert found["opencode"] == (True, [project.id])
         assert (await web.get("/api/v1/agents/codex")).json()["modelProjects"] == [project.id]
-    async with client(build(services, ROUTERS), await person(services, "stranger")) as web:
+    async with client(build(services, ROUTERS), await create_person(services, "stranger")) as web:
         assert (await agents(web))["codex"] == (False, [])
     with pytest.raises(NoModelError) as unknown:
         await services.models.require_model(project.id, BUILT_IN["claude"], "gpt-2")
@@ -146,15 +146,15 @@ async def test_which_agents_have_a_model(services: Services, admin: httpx.AsyncC
 async def test_tests_provider(admin: httpx.AsyncClient) -> None:
     async def handler(seen: Seen, reply: Reply) -> None:
         if seen.headers.get("authorization") != f"Bearer {KEY}":
-            told = seen.headers.get("authorization", "nothing")
-            await reply.whole({"error": {"message": f"no such key: {told}"}}, status=401)
+            seen_key = seen.headers.get("authorization", "nothing")
+            await reply.send({"error": {"message": f"no such key: {seen_key}"}}, status=401)
         elif seen.target == "/v1/models":
-            await reply.whole({"data": []})
+            await reply.send({"data": []})
         else:
             assert seen.json["max_tokens"] == 1
             await scripted.chat(seen, reply)
 
-    async with scripted.opened() as upstream:
+    async with scripted.open_upstream() as upstream:
         upstream.handler = handler
         body = {"name": "a", "kind": "openai_chat", "key": KEY, "baseUrl": upstream.url}
         path = f"{PROVIDERS}/{(await admin.post(PROVIDERS, json=body)).json()['id']}"
@@ -174,19 +174,19 @@ async def test_tests_provider(admin: httpx.AsyncClient) -> None:
 async def test_stores_only_working_provider(admin: httpx.AsyncClient) -> None:
     async def handler(seen: Seen, reply: Reply) -> None:
         if seen.target == "/v1/models":
-            await reply.whole({"data": [{"id": "qwen"}, {"id": "llama"}]})
+            await reply.send({"data": [{"id": "qwen"}, {"id": "llama"}]})
         elif seen.headers.get("authorization") != f"Bearer {KEY}":
-            await reply.whole({"error": {"message": f"no such key: {seen.headers.get('authorization')}"}}, status=401)
+            await reply.send({"error": {"message": f"no such key: {seen.headers.get('authorization')}"}}, status=401)
         else:
             await scripted.chat(seen, reply)
 
-    async with scripted.opened() as upstream:
+    async with scripted.open_upstream() as upstream:
         upstream.handler = handler
         body = {"name": "a", "kind": "openai_chat", "baseUrl": upstream.url, "models": ["tiny"], "test": True}
         refused = await admin.post(PROVIDERS, json={**body, "key": "sk-another-one-altogether"})
-        told = refused.json()
-        assert (refused.status_code, told["code"], told["cause"]) == (409, "connection_test_failed", "key")
-        assert told["detail"].startswith("a rejected the API key (401).")
+        problem = refused.json()
+        assert (refused.status_code, problem["code"], problem["cause"]) == (409, "connection_test_failed", "key")
+        assert problem["detail"].startswith("a rejected the API key (401).")
         assert "sk-another" not in refused.text
         assert (await admin.get(PROVIDERS)).json()["items"] == []
         made = (await admin.post(PROVIDERS, json={**body, "key": KEY})).json()
@@ -194,10 +194,11 @@ async def test_stores_only_working_provider(admin: httpx.AsyncClient) -> None:
         wrong = await admin.patch(path, json={"key": "sk-another-one-altogether", "test": True})
         assert (wrong.status_code, wrong.json()["cause"]) == (409, "key")
         moved = await admin.patch(path, json={"baseUrl": "https://elsewhere.example.org", "test": True})
+        # the key must not be sent to another server
         assert (moved.status_code, moved.json()["code"]) == (
             409,
             "conflict",
-        )  # the key must not be sent to another server
+        )
         assert (await admin.get(path)).json()["hint"] == made["hint"]
         assert (await admin.patch(path, json={"models": ["tiny", "big"], "test": True})).status_code == 200
         local = {"preset": "ollama", "baseUrl": f"{upstream.url}/v1", "models": [], "test": True}
@@ -212,7 +213,7 @@ async def test_stores_only_working_provider(admin: httpx.AsyncClient) -> None:
 
 async def test_usage(services: Services, admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "ITEMS_AT_ONCE", 1)
-    owner, stranger = await person(services, "owner"), await person(services, "stranger")
+    owner, stranger = await create_person(services, "owner"), await create_person(services, "stranger")
     project = await services.projects.create(owner.principal, "website")
     async with services.database.transaction() as tx:
         for number, (model, status, cost) in enumerate((("a", 200, 5), ("b", 200, None), ("b", 0, None))):
@@ -234,17 +235,17 @@ async def test_usage(services: Services, admin: httpx.AsyncClient, monkeypatch: 
         spent = (await web.get("/api/v1/usage", params={"projectId": project.id})).json()
         assert (spent["calls"], spent["inputTokens"], spent["outputTokens"]) == (3, 20, 2)
         assert (spent["costUsd"], spent["unpriced"]) == (0.000005, 1)
-        assert [(one["model"], one["calls"], one["costUsd"]) for one in spent["models"]] == [
+        assert [(item["model"], item["calls"], item["costUsd"]) for item in spent["models"]] == [
             ("a", 1, 0.000005),
             ("b", 2, None),
         ]
         assert (await web.get("/api/v1/usage")).json() == spent
         days = (await web.get("/api/v1/usage/days", params={"projectId": project.id})).json()
-        assert [(one["model"], one["calls"], one["costUsd"]) for one in days["items"]] == [
+        assert [(day["model"], day["calls"], day["costUsd"]) for day in days["items"]] == [
             ("a", 1, 0.000005),
             ("b", 2, None),
         ]
-        assert {(one["day"], one["projectId"]) for one in days["items"]} == {(f"{utc_now():%Y-%m-%d}", project.id)}
+        assert {(day["day"], day["projectId"]) for day in days["items"]} == {(f"{utc_now():%Y-%m-%d}", project.id)}
         assert not days["truncated"]
         late = await web.get("/api/v1/usage", params={"since": "2100-01-01T00:00:00Z"})
         assert (late.json()["calls"], late.json()["costUsd"]) == (0, 0.0)

@@ -10,7 +10,7 @@ import pytest_asyncio
 from sandyard.platform.api.openapi import TAGS
 from sandyard.platform.api.validation_messages import PATTERNS
 from sandyard.platform.app import ROUTERS
-from tests.unit.platform.world import client, opened
+from tests.unit.platform.world import client, open_world
 
 OPEN = {"service_health", "service_ready", "login_create", "webhook_github"}
 
@@ -18,7 +18,7 @@ OPEN = {"service_health", "service_ready", "login_create", "webhook_github"}
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Build the document once: it takes a second."""
-    async with opened(tmp_path_factory.mktemp("world")) as world, client(world.app(*ROUTERS)) as web:
+    async with open_world(tmp_path_factory.mktemp("world")) as world, client(world.app(*ROUTERS)) as web:
         answer = await web.get("/api/v1/openapi.json")
         assert answer.status_code == 200
         found: dict[str, Any] = answer.json()
@@ -26,7 +26,11 @@ async def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
-    return [(path, method, one) for path, methods in document["paths"].items() for method, one in methods.items()]
+    return [
+        (path, method, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
 
 
 def test_every_route_documents_security_and_errors(document: dict[str, Any]) -> None:
@@ -62,7 +66,7 @@ def test_patterns_of_components_are_explained(document: dict[str, Any]) -> None:
 
     def patterns(part: Any) -> set[str]:
         if isinstance(part, list):
-            return {one for inner in part for one in patterns(inner)}
+            return {pattern for inner in part for pattern in patterns(inner)}
         if not isinstance(part, dict):
             return set()
         own = {part["pattern"]} if isinstance(part.get("pattern"), str) else set()

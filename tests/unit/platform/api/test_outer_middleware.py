@@ -24,7 +24,7 @@ from sandyard.platform.domain.git.errors import CommitMessageError
 from sandyard.platform.domain.repositories.errors import ConflictsError
 from sandyard.platform.domain.repositories.model import Conflict
 from tests.unit.platform.api.sockets import connect, denial
-from tests.unit.platform.world import World, client, opened
+from tests.unit.platform.world import World, client, open_world
 
 log = get_logger(__name__)
 
@@ -251,7 +251,7 @@ async def test_reports_only_first_errors(web: httpx.AsyncClient) -> None:
     found = problem(
         await web.post("/api/v1/things", json={"name": "a", "sizes": ["x"] * 1020}), 400, "invalid_argument"
     )
-    assert [one["field"] for one in found["errors"]] == [f"sizes.{number}" for number in range(20)]  # type: ignore[attr-defined]
+    assert [error["field"] for error in found["errors"]] == [f"sizes.{number}" for number in range(20)]  # type: ignore[attr-defined]
     assert str(found["detail"]).endswith(" There are 1,000 more errors.")
     found = problem(await web.post("/api/v1/things", json={"name": "a", "x" * 5000: 1}), 400, "invalid_argument")
     assert "more errors" not in str(found["detail"]) and len(found["errors"][0]["field"]) < 500  # type: ignore[index]
@@ -261,7 +261,7 @@ async def test_reports_only_first_errors(web: httpx.AsyncClient) -> None:
 
 
 async def test_rejects_unknown_host_names(tmp_path: Path) -> None:
-    async with opened(tmp_path, public_url="https://yard.example.org/") as world:
+    async with open_world(tmp_path, public_url="https://yard.example.org/") as world:
         app = world.app(routes())
         for base in ("http://localhost", "http://127.0.0.1:8700", "http://[::1]:1", "https://Yard.Example.org"):
             async with client(app, base=base) as web:
@@ -271,12 +271,12 @@ async def test_rejects_unknown_host_names(tmp_path: Path) -> None:
             async with client(app, base=base) as web:
                 problem(await web.get("/health"), 421, "wrong_host")
                 problem(await web.get("/health", headers={"Host": ""}), 421, "wrong_host")
-        said = await connect(app, "/api/v1/socket?how=accept", {"host": "evil.example"})
-        assert [message["type"] for message in said] == ["websocket.close"]
+        sent = await connect(app, "/api/v1/socket?how=accept", {"host": "evil.example"})
+        assert [message["type"] for message in sent] == ["websocket.close"]
 
 
 async def test_accepts_any_host_name_when_bound_to_all_addresses(tmp_path: Path) -> None:
-    async with opened(tmp_path, host="0.0.0.0") as world, client(world.app(), base="http://yard.lan") as web:
+    async with open_world(tmp_path, host="0.0.0.0") as world, client(world.app(), base="http://yard.lan") as web:
         assert (await web.get("/health")).status_code == 200
 
 
@@ -294,10 +294,10 @@ async def test_refuses_socket_with_problem(world: World) -> None:
     assert status == 404 and body["code"] == "not_found" and body["requestId"] == "mine"
     status, body = denial(await connect(app, "/api/v1/socket"))
     assert status == 400 and body["errors"][0]["field"] == "how"
-    said = await connect(app, "/api/v1/socket?how=late")
-    assert said[-1]["type"] == "websocket.close" and said[-1]["code"] == 4404 and said[-1]["reason"] == "It is gone."
-    said = await connect(app, "/api/v1/socket?how=crash")
-    assert said == [{"type": "websocket.close", "code": 1011, "reason": "Internal error."}]
+    sent = await connect(app, "/api/v1/socket?how=late")
+    assert sent[-1]["type"] == "websocket.close" and sent[-1]["code"] == 4404 and sent[-1]["reason"] == "It is gone."
+    sent = await connect(app, "/api/v1/socket?how=crash")
+    assert sent == [{"type": "websocket.close", "code": 1011, "reason": "Internal error."}]
 
 
 async def test_streams_are_not_buffered(world: World) -> None:
@@ -342,7 +342,7 @@ async def test_streams_are_not_buffered(world: World) -> None:
 
 
 async def test_an_error_may_tell_more_but_not_otherwise(world: World) -> None:
-    async with client(world.app(routes()), await world.person("maria")) as web:
+    async with client(world.app(routes()), await world.create_person("maria")) as web:
         answer = await web.get("/api/v1/conflicts")
     problem = answer.json()
     assert (answer.status_code, problem["status"], problem["code"]) == (409, 409, "conflicts")

@@ -12,7 +12,7 @@ import pytest
 
 from sandyard.platform.domain.projects import patterns
 from sandyard.platform.domain.projects.model import ProjectSettings
-from tests.unit.platform.world import PASSWORD, World, client, everything, sign_in
+from tests.unit.platform.world import PASSWORD, World, client, list_all, sign_in
 
 
 class ApiClients:
@@ -27,7 +27,11 @@ class ApiClients:
 @pytest.fixture
 async def clients(world: World) -> AsyncIterator[ApiClients]:
     app = world.app()
-    people = [await world.person("chief", "admin"), await world.person("maria"), await world.person("otto")]
+    people = [
+        await world.create_person("chief", "admin"),
+        await world.create_person("maria"),
+        await world.create_person("otto"),
+    ]
     async with AsyncExitStack() as stack:
         yield ApiClients(world, *[await stack.enter_async_context(client(app, person)) for person in people])
 
@@ -44,9 +48,10 @@ async def test_users(clients: ApiClients) -> None:
     assert answer.status_code == 201
     eve = answer.json()
     assert eve["role"] == "member" and eve["createdAt"].endswith("Z") and "password" not in eve
+    assert eve["hasPassword"] and not (await me(clients.maria))["hasPassword"]
     assert (await clients.chief.post("/api/v1/users", json={"name": "eve"})).json()["code"] == "name_taken"
     assert (await clients.chief.get(f"/api/v1/users/{eve['id']}")).json() == eve
-    names = [user["name"] for user in await everything(clients.chief, "/api/v1/users", limit=2)]
+    names = [user["name"] for user in await list_all(clients.chief, "/api/v1/users", limit=2)]
     assert sorted(names) == ["chief", "eve", "maria", "otto"]
     changed = await clients.chief.patch(f"/api/v1/users/{eve['id']}", json={"role": "admin", "name": "eva"})
     assert changed.json()["role"] == "admin" and changed.json()["name"] == "eva"
@@ -142,8 +147,8 @@ async def test_tokens(clients: ApiClients) -> None:
     async with client(clients.world.app()) as web:
         web.headers["Authorization"] = f"Bearer {token['value']}"
         assert (await me(web))["name"] == "maria"
-        listed = await everything(clients.maria, "/api/v1/tokens", limit=1)
-        assert [one["name"] for one in listed] == ["laptop", "test"] and all("value" not in one for one in listed)
+        listed = await list_all(clients.maria, "/api/v1/tokens", limit=1)
+        assert [item["name"] for item in listed] == ["laptop", "test"] and all("value" not in item for item in listed)
         assert (await clients.otto.delete(f"/api/v1/tokens/{token['id']}")).status_code == 404
         assert (await clients.maria.delete(f"/api/v1/tokens/{token['id']}")).status_code == 204
         assert (await web.get("/api/v1/me")).status_code == 401
@@ -183,7 +188,19 @@ async def test_projects(clients: ApiClients) -> None:
     project = made.json()
     path = f"/api/v1/projects/{project['id']}"
     assert project["name"] == "website" and project["baseBranch"] is None
-    more = {"git", "forge", "agent", "network", "setup", "verify", "tasks", "isolation", "containers"}
+    more = {
+        "git",
+        "forge",
+        "agent",
+        "network",
+        "setup",
+        "verify",
+        "tasks",
+        "quotas",
+        "isolation",
+        "containers",
+        "hostLabels",
+    }
     assert set(project["settings"]) == {*settings, *more}
     assert {name: project["settings"][name] for name in settings} == settings
     assert (await clients.maria.get(path)).json() == project
@@ -197,8 +214,8 @@ async def test_projects(clients: ApiClients) -> None:
     assert changed.json()["baseBranch"] == "main" and changed.json()["repository"] is None
     assert changed.json()["settings"] == ProjectSettings().model_dump(mode="json", by_alias=True)
     assert (await clients.maria.patch(path, json={"archived": True})).json()["archivedAt"]
-    assert await everything(clients.otto, "/api/v1/projects") == []
-    assert len(list(await everything(clients.otto, "/api/v1/projects", archived=True))) == 1
+    assert await list_all(clients.otto, "/api/v1/projects") == []
+    assert len(list(await list_all(clients.otto, "/api/v1/projects", archived=True))) == 1
     assert (await clients.maria.delete(f"{path}/members/{otto['id']}")).status_code == 204
     assert (await clients.otto.get(path)).status_code == 404
     assert (await clients.chief.delete(path)).status_code == 204
@@ -231,7 +248,7 @@ async def test_reading_projects_compiles_no_pattern(clients: ApiClients, monkeyp
     compiled: list[str] = []
     patterns.try_compile.cache_clear()
     monkeypatch.setattr("re2.compile", lambda pattern, _: compiled.append(pattern))
-    [listed] = await everything(clients.maria, "/api/v1/projects")
+    [listed] = await list_all(clients.maria, "/api/v1/projects")
     assert listed["settings"]["commandPolicy"]["deny"] == given[:100]
     path = f"/api/v1/projects/{listed['id']}"
     assert (await clients.maria.get(path)).json()["settings"]["agent"]["permissions"]["deny"] == given[200:]
@@ -246,7 +263,7 @@ async def test_secrets(clients: ApiClients) -> None:
     put = await clients.maria.put("/api/v1/secrets/KEY", json=shared)
     assert put.json()["projectId"] == project["id"] and "hunter" not in put.text
     own = await clients.maria.get("/api/v1/secrets")
-    assert [one["name"] for one in own.json()["items"]] == ["KEY"] and "hunter" not in own.text
+    assert [item["name"] for item in own.json()["items"]] == ["KEY"] and "hunter" not in own.text
     assert len((await clients.maria.get("/api/v1/secrets", params={"projectId": project["id"]})).json()["items"]) == 1
     assert (await clients.otto.get("/api/v1/secrets")).json()["items"] == []
     assert (await clients.otto.get("/api/v1/secrets", params={"projectId": project["id"]})).status_code == 404
@@ -257,15 +274,15 @@ async def test_secrets(clients: ApiClients) -> None:
     assert (await clients.maria.put("/api/v1/secrets/1KEY", json={"value": "x"})).status_code == 400
     assert (await clients.maria.put("/api/v1/secrets/KEY", json={"value": "x" * 70_000})).status_code == 400
     async with clients.world.database.reading() as session:
-        told = json.dumps([event.data for event in await clients.world.emitted()])
-        assert "hunter" not in told and session is not None
+        emitted = json.dumps([event.data for event in await clients.world.list_events()])
+        assert "hunter" not in emitted and session is not None
 
 
 async def test_audit(clients: ApiClients) -> None:
     maria = await me(clients.maria)
     for number in range(3):
         await clients.maria.put(f"/api/v1/secrets/KEY{number}", json={"value": "hunter2"})
-    found = list(await everything(clients.chief, "/api/v1/audit", limit=2, action="secret.put"))
+    found = list(await list_all(clients.chief, "/api/v1/audit", limit=2, action="secret.put"))
     assert [entry["target"] for entry in found] == ["KEY2", "KEY1", "KEY0"]
     assert found[0]["userId"] == maria["id"] and found[0]["outcome"] == "ok" and "hunter2" not in json.dumps(found)
     one = (await clients.chief.get("/api/v1/audit", params={"target": "KEY1", "userId": maria["id"]})).json()["items"]

@@ -19,7 +19,7 @@ from tests.unit.platform.world import Person, World, client
 
 
 class Site:
-    """An app whose requests to `/api/v1/work` and `/api/v1/open` end when they are told to."""
+    """An app whose requests to `/api/v1/work` and `/api/v1/open` end when the test says so."""
 
     def __init__(self, world: World) -> None:
         self.begun: Counter[str] = Counter()
@@ -100,7 +100,7 @@ async def greet(site: Site, person: Person) -> str:
 
 
 async def test_requests_of_a_user_wait_for_their_own(world: World, site: Site) -> None:
-    ann, bob = await world.person("ann"), await world.person("bob")
+    ann, bob = await world.create_person("ann"), await world.create_person("bob")
     assert await greet(site, ann) == "ann"
     for _ in range(SLOTS + 5):
         site.send("/api/v1/work", ann)
@@ -112,7 +112,7 @@ async def test_requests_of_a_user_wait_for_their_own(world: World, site: Site) -
 
 
 async def test_all_tokens_of_a_user_share_slots(world: World, site: Site) -> None:
-    ann = await world.person("ann")
+    ann = await world.create_person("ann")
     second = Person(ann.principal, (await world.users.create_token(ann.principal, "second")).value.reveal())
     for person in (ann, second):
         assert await greet(site, person) == "ann"
@@ -124,7 +124,7 @@ async def test_all_tokens_of_a_user_share_slots(world: World, site: Site) -> Non
 
 
 async def test_anonymous_requests_wait_for_those_of_their_address(world: World, site: Site) -> None:
-    ann = await world.person("ann")
+    ann = await world.create_person("ann")
     for _ in range(SLOTS + 5):
         site.send("/api/v1/open")
     await site.wait_until_begun("anonymous", SLOTS)
@@ -137,7 +137,7 @@ async def test_anonymous_requests_wait_for_those_of_their_address(world: World, 
 
 
 async def test_invented_tokens_of_an_address_share_slots(world: World, site: Site) -> None:
-    ann = await world.person("ann")
+    ann = await world.create_person("ann")
     for number in range(SLOTS + 5):
         site.send("/api/v1/open", Person(ann.principal, f"sy_{number}"))
     await site.wait_until_begun("anonymous", SLOTS)
@@ -146,7 +146,7 @@ async def test_invented_tokens_of_an_address_share_slots(world: World, site: Sit
 
 
 async def test_slow_requests_do_not_keep_their_slot(world: World, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    ann = await world.person("ann")
+    ann = await world.create_person("ann")
     for _ in range(SLOTS + 5):
         site.send("/api/v1/command", ann)
     await site.wait_until_begun("ann", SLOTS + 5)

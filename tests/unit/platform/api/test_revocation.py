@@ -39,7 +39,7 @@ class Access:
         if not self._is_visible:
             raise NotFoundError("There is no such sandbox.")
 
-    async def lose(self, reason: str) -> None:
+    async def revoke(self, reason: str) -> None:
         if reason == "disabled":
             await self._world.users.update(ROOT, self._person.principal.user_id, disabled=True)
         elif reason == "token revoked":
@@ -57,11 +57,11 @@ def make_connection(world: World) -> Any:
 @pytest.mark.parametrize("reason", ["disabled", "no longer visible", "owner without access"])
 async def test_download_ends_when_access_is_lost(world: World, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     monkeypatch.setattr(revocation, "RECHECK_SECONDS", 0.001)
-    maria = (await world.person("maria")).principal
+    maria = (await world.create_person("maria")).principal
     connection = make_connection(world)
     visible = True
 
-    async def look() -> None:
+    async def check_access() -> None:
         if not visible:
             raise OwnerWithoutAccessError if reason == "owner without access" else NotFoundError("gone")
 
@@ -78,7 +78,7 @@ async def test_download_ends_when_access_is_lost(world: World, monkeypatch: pyte
             yield b"x"
 
     async with asyncio.timeout(10):
-        received = [chunk async for chunk in end_when_revoked(connection, maria, look, endless())]
+        received = [chunk async for chunk in end_when_revoked(connection, maria, check_access, endless())]
     assert len(received) >= 99
 
 
@@ -86,8 +86,8 @@ async def test_audit_export_ends_when_its_reader_is_no_longer_an_administrator(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(revocation, "RECHECK_SECONDS", 0.001)
-    await world.person("other", "admin")
-    maria = (await world.person("maria", "admin")).principal
+    await world.create_person("other", "admin")
+    maria = (await world.create_person("maria", "admin")).principal
 
     class Entries:
         async def export(self, *_: Any) -> AsyncIterator[bytes]:
@@ -134,14 +134,14 @@ async def test_upload_ends_when_access_is_lost(
 ) -> None:
     is_endless = moment == "during the transfer"
     monkeypatch.setattr(revocation, "RECHECK_SECONDS", 0.001 if is_endless else 600)
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
     access = Access(world, maria)
     uploads = Uploads(access)
     vars(world)["sandboxes"] = uploads
 
     async def body() -> AsyncIterator[bytes]:
         yield b"first"
-        await access.lose(reason)
+        await access.revoke(reason)
         yield b"second"
         if is_endless:
             await asyncio.Event().wait()
@@ -154,7 +154,7 @@ async def test_upload_ends_when_access_is_lost(
 
 
 async def test_upload_is_completed_with_access(world: World) -> None:
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
     uploads = Uploads(Access(world, maria))
     vars(world)["sandboxes"] = uploads
     async with client(world.app(files.router), maria) as web:
@@ -166,7 +166,7 @@ async def test_result_of_a_command_is_not_sent_after_access_is_lost(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(revocation, "RECHECK_SECONDS", 0.001)
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
     access = Access(world, maria)
 
     class Commands:
@@ -176,7 +176,7 @@ async def test_result_of_a_command_is_not_sent_after_access_is_lost(
             return SimpleNamespace(id="cmd_1")
 
         async def wait_for(self, *_: Any) -> None:
-            await access.lose("token revoked")
+            await access.revoke("token revoked")
             await asyncio.Event().wait()
 
     vars(world)["commands"] = Commands()
@@ -196,7 +196,7 @@ class Typist:
         self.incoming.put_nowait({"type": "websocket.connect"})
         self.is_stuck = asyncio.Event()
         self.is_aborted = asyncio.Event()
-        self.said: list[dict[str, Any]] = []
+        self.messages: list[dict[str, Any]] = []
 
     def type(self, data: bytes) -> None:
         self.incoming.put_nowait({"type": "websocket.receive", "bytes": data})
@@ -206,7 +206,7 @@ class Typist:
             self.is_stuck.set()
         if self.is_stuck.is_set():
             await asyncio.Event().wait()
-        self.said.append(dict(message))
+        self.messages.append(dict(message))
 
     async def run(self, app: FastAPI, url: str, person: Person) -> None:
         scope = make_scope(url, person.headers)
@@ -217,7 +217,7 @@ class Typist:
 class Shell:
     """The other end of a terminal or an SSH connection. It has output, and records its input."""
 
-    over, reason, host_key = False, None, "ssh-ed25519 AAAA"
+    has_ended, reason, host_key = False, None, "ssh-ed25519 AAAA"
     handle = SimpleNamespace(exit_code=None)
 
     def __init__(self, access: Access) -> None:
@@ -263,7 +263,7 @@ async def test_input_of_a_client_that_does_not_read_ends_with_its_access(
     router, service, url = CONNECTIONS[kind]
     monkeypatch.setattr(revocation, "RECHECK_SECONDS", 0.001)
     monkeypatch.setattr(revocation, "CLOSE_SECONDS", 0.05)
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
     access, typist = Access(world, maria), Typist()
     shell = Shell(access)
     vars(world)[service] = shell
@@ -272,7 +272,7 @@ async def test_input_of_a_client_that_does_not_read_ends_with_its_access(
         await typist.is_stuck.wait()
         typist.type(b"before")
         await shell.was_typed.wait()
-        await access.lose("removed")
+        await access.revoke("removed")
         await typist.is_aborted.wait()
         typist.type(b"after")
         await running
@@ -285,28 +285,28 @@ async def test_client_that_reads_is_told_that_its_connection_was_closed(
 ) -> None:
     router, service, url = CONNECTIONS[kind]
     monkeypatch.setattr(revocation, "RECHECK_SECONDS", 0.001)
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
     access, typist = Access(world, maria), Typist()
     shell = Shell(access)
     vars(world)[service] = shell
 
     async def read(message: Message) -> None:
-        typist.said.append(dict(message))
+        typist.messages.append(dict(message))
         if "bytes" in message:
-            await access.lose("removed")
+            await access.revoke("removed")
             await asyncio.sleep(0)
 
     typist.send = read  # type: ignore[method-assign]
     async with asyncio.timeout(10):
         await typist.run(world.app(router), url, maria)
-    assert json.loads(typist.said[-2]["text"])["type"] == "closed"
-    assert (typist.said[-1]["type"], typist.is_aborted.is_set()) == ("websocket.close", False)
+    assert json.loads(typist.messages[-2]["text"])["type"] == "closed"
+    assert (typist.messages[-1]["type"], typist.is_aborted.is_set()) == ("websocket.close", False)
 
 
 @pytest.mark.parametrize("kind", CONNECTIONS)
-async def test_client_that_disconnects_during_output_is_no_error(world: World, kind: str) -> None:
+async def test_client_that_disconnects_during_output_is_not_an_error(world: World, kind: str) -> None:
     router, service, url = CONNECTIONS[kind]
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
     typist = Typist()
     vars(world)[service] = Shell(Access(world, maria))
 

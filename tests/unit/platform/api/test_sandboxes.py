@@ -25,7 +25,11 @@ class SlowSandboxes:
 async def test_limits_requests_for_denied_connections_per_user(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     slow, path = SlowSandboxes(), "/api/v1/sandboxes/sbx_00mwhnkzb5gfh26ygacc/denied"
     world.sandboxes = slow  # type: ignore[attr-defined]
-    app, maria, otto = world.app(sandboxes.router), await world.person("maria"), await world.person("otto")
+    app, maria, otto = (
+        world.app(sandboxes.router),
+        await world.create_person("maria"),
+        await world.create_person("otto"),
+    )
     monkeypatch.setattr(large_responses, "WAIT_SECONDS", 0.05)
     async with client(app, maria) as web, client(app, otto) as other, asyncio.TaskGroup() as group:
         requests = [group.create_task(web.get(path)) for _ in range(SLOTS + 1)]

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sandyard import __version__
 from sandyard.platform.api import health
 from sandyard.platform.api.routers import api_router
-from tests.unit.platform.world import World, client, opened
+from tests.unit.platform.world import World, client, open_world
 
 
 async def test_health(world: World) -> None:
@@ -26,7 +26,7 @@ async def test_health(world: World) -> None:
 
 
 async def test_database_is_unavailable(tmp_path: Path) -> None:
-    async with opened(tmp_path, e2b_api_key="e2b_x") as world, client(world.app()) as web:
+    async with open_world(tmp_path, e2b_api_key="e2b_x") as world, client(world.app()) as web:
         assert (await web.get("/ready")).status_code == 200
         await world.database.close()
         (tmp_path / "platform.db").unlink()
@@ -43,7 +43,7 @@ async def test_database_is_unavailable(tmp_path: Path) -> None:
 
 
 async def test_reports_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(tmp_path, e2b_api_key="e2b_x") as world, client(world.app()) as web:
+    async with open_world(tmp_path, e2b_api_key="e2b_x") as world, client(world.app()) as web:
         assert (await web.get("/ready")).status_code == 200
         monkeypatch.setattr(health, "MIN_FREE_BYTES", 1 << 60)
         answer = await web.get("/ready")
@@ -64,7 +64,7 @@ async def test_ready_requires_engine_and_schema(world: World) -> None:
 
 
 async def test_unreachable_engine_does_not_affect_readiness(tmp_path: Path) -> None:
-    async with opened(tmp_path, e2b_api_key="e2b_x") as world, client(world.app()) as web:
+    async with open_world(tmp_path, e2b_api_key="e2b_x") as world, client(world.app()) as web:
         world.engine.breaker.opened_at, world.engine.breaker.reason = world.clock.now(), "It does not answer."
         answer = await web.get("/ready")
         assert answer.status_code == 200 and answer.json()["engine"]["breaker"] == "open"
@@ -83,7 +83,7 @@ async def test_metrics(world: World) -> None:
 
         return StreamingResponse(body(), media_type="text/event-stream")
 
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
     app = world.app(router)
     async with client(app, maria) as web:
         await web.get("/api/v1/me")
@@ -111,7 +111,7 @@ async def test_metrics(world: World) -> None:
 
 
 async def test_metrics_require_loopback_or_token(world: World) -> None:
-    maria, app = await world.person("maria"), world.app()
+    maria, app = await world.create_person("maria"), world.app()
     async with client(app, peer="10.0.0.7") as web:
         assert (await web.get("/metrics")).status_code == 401
         assert (await web.get("/metrics", headers=maria.headers)).status_code == 200

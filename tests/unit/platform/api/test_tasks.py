@@ -18,7 +18,7 @@ from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.schedules import Schedules
 from tests.unit.platform.domain.tasks.board_harness import BoardHarness, open_board_harness_in
-from tests.unit.platform.world import client, everything
+from tests.unit.platform.world import client, list_all
 
 
 class BoardClient:
@@ -65,10 +65,10 @@ async def test_task_from_creation_to_done(board: BoardClient) -> None:
     assert card["source"] == {"kind": "person"}
     path = f"/tasks/{card['id']}"
     moved = await board.post(f"{path}/move", status="in_progress")
-    assert [one["queuePosition"] for one in moved["attempts"]] == [1, 2]
+    assert [attempt["queuePosition"] for attempt in moved["attempts"]] == [1, 2]
     assert moved["queuePosition"] == 1
     queue = await board.get("/queue")
-    assert [(one["position"], one["taskId"], one["title"], one["number"]) for one in queue["items"]] == [
+    assert [(item["position"], item["taskId"], item["title"], item["number"]) for item in queue["items"]] == [
         (1, card["id"], "Fix the login", 1),
         (2, card["id"], "Fix the login", 2),
     ]
@@ -76,7 +76,7 @@ async def test_task_from_creation_to_done(board: BoardClient) -> None:
     assert (changed.json()["title"], changed.json()["description"]) == ("Mend it", "Words.")
     stopped = await board.post(f"{path}/stop")
     assert stopped["status"] == "cancelled"
-    assert {one["status"] for one in stopped["attempts"]} == {"cancelled"}
+    assert {attempt["status"] for attempt in stopped["attempts"]} == {"cancelled"}
     assert (await board.post(f"{path}/retry"))["status"] == "in_progress"
     await board.post(f"{path}/stop")
     assert (await board.web.delete(f"/api/v1{path}")).status_code == 204
@@ -184,8 +184,8 @@ async def test_invalid_requests_are_rejected(board: BoardClient) -> None:
 async def test_tasks_are_paged(board: BoardClient) -> None:
     for number in range(5):
         await board.create_task(str(number), start=number % 2 == 0)
-    found = await everything(board.web, "/api/v1/tasks", limit=2, projectId=board.harness.project.id)
-    assert [(one["status"], one["title"], one["position"]) for one in found] == [
+    found = await list_all(board.web, "/api/v1/tasks", limit=2, projectId=board.harness.project.id)
+    assert [(item["status"], item["title"], item["position"]) for item in found] == [
         ("backlog", "1", 0),
         ("backlog", "3", 1),
         ("in_progress", "0", 0),
@@ -206,7 +206,7 @@ async def test_board_is_paged(board: BoardClient) -> None:
                     project_id=board.harness.project.id,
                     created_by=board.harness.me.user_id,
                     title=f"Card {number}",
-                    description="Much is said here. " * 100 + ("needle" if number % 500 == 4 else ""),
+                    description="A long description. " * 100 + ("needle" if number % 500 == 4 else ""),
                     status=columns[number % len(columns)],
                     position=number,
                     priority=0,
@@ -219,7 +219,7 @@ async def test_board_is_paged(board: BoardClient) -> None:
     response = await board.web.get("/api/v1/board", params={"projectId": board.harness.project.id})
     page = response.raise_for_status().json()
     assert len(response.content) < 150_000
-    assert [(one["status"], one["total"], one["matching"], len(one["items"])) for one in page["columns"]] == [
+    assert [(item["status"], item["total"], item["matching"], len(item["items"])) for item in page["columns"]] == [
         (column.value, 400, 400, tasks_api.COLUMN_LIMIT) for column in Column
     ]
     seen: list[tuple[str, int]] = []
@@ -228,7 +228,7 @@ async def test_board_is_paged(board: BoardClient) -> None:
         seen += [(card["title"], card["position"]) for card in one["items"]]
     assert seen == [(f"Card {3 + 5 * index}", index) for index in range(400)]
     found = (await board.get("/board", q="NEEDLE card"))["columns"]
-    assert [(one["total"], one["matching"]) for one in found] == [(400, 0)] * 4 + [(400, 4)]
+    assert [(item["total"], item["matching"]) for item in found] == [(400, 0)] * 4 + [(400, 4)]
     assert [(card["title"], card["position"]) for card in found[4]["items"]] == [
         (f"Card {4 + 500 * number}", 100 * number) for number in range(4)
     ]
@@ -295,7 +295,7 @@ async def test_board_filters(board: BoardClient) -> None:
     assert await list_titles(q=quiet["id"]) == ["quiet"]
     await board.create_task("Übersicht of the login", description="and its fix")
     assert await list_titles(q="ÜBERSICHT") == ["Übersicht of the login"]
-    assert [one["title"] for one in (await board.get("/tasks", q="fix übersicht"))["items"]] == [
+    assert [task["title"] for task in (await board.get("/tasks", q="fix übersicht"))["items"]] == [
         "Übersicht of the login"
     ]
     (backlog,) = (await board.get("/board", status="backlog"))["columns"]
@@ -317,7 +317,7 @@ async def test_schedules(board: BoardClient) -> None:
     )
     assert (off.json()["nextAt"], off.json()["task"]["title"]) == (None, "Tidy up")
     assert off.json()["lastTaskId"] == task["id"]
-    assert [one["id"] for one in (await board.get("/schedules"))["items"]] == [made["id"]]
+    assert [schedule["id"] for schedule in (await board.get("/schedules"))["items"]] == [made["id"]]
     assert (await board.web.delete(f"/api/v1/schedules/{made['id']}")).status_code == 204
     assert (await board.web.get(f"/api/v1/schedules/{made['id']}")).status_code == 404
 

@@ -60,7 +60,7 @@ async def test_pages(web: httpx.AsyncClient, path: str) -> None:
     assert answer.headers["x-request-id"]
 
 
-async def test_assets(web: httpx.AsyncClient) -> None:
+async def test_assets_are_served_and_cached(web: httpx.AsyncClient) -> None:
     for name, kind in {
         "/assets/app-1a2b3c4d.js": "text/javascript; charset=utf-8",
         "/assets/app-1a2b3c4d.css": "text/css; charset=utf-8",
@@ -135,6 +135,17 @@ async def test_serves_new_build_while_running(web: httpx.AsyncClient, static: Pa
     after = await web.get("/")
     assert after.content == b"<!doctype html>new" and after.headers["etag"] != before.headers["etag"]
     assert (await web.get("/assets/app-9z8y7x6w.js")).content == b"1"
+
+
+async def test_serves_assets_written_after_their_page(web: httpx.AsyncClient, static: Path) -> None:
+    """A build in place may write the page first: what was loaded in between must not stay."""
+    assert (await web.get("/assets/late-9z8y7x6w.js")).status_code == 404
+    assert (await web.get("/")).content == PAGE
+    (static / "assets" / "late-9z8y7x6w.js").write_bytes(b"1")
+    assert (await web.get("/assets/late-9z8y7x6w.js")).content == b"1"
+    (static / "assets" / "late-9z8y7x6w.js").write_bytes(b"12")
+    assert (await web.get("/", headers=BROWSER)).status_code == 200
+    assert (await web.get("/assets/late-9z8y7x6w.js")).content == b"12"
 
 
 async def test_not_built(world: World, tmp_path: Path) -> None:

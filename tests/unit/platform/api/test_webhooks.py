@@ -59,7 +59,7 @@ class WebhookClient:
         }
         return await self.web.post("/api/v1/webhooks/github", content=body, headers=headers)
 
-    async def recorded(self) -> list[Audit]:
+    async def list_records(self) -> list[Audit]:
         return list((await self.services.audit.list(ROOT, AuditQuery(action="webhook.github"), PageRequest())).items)
 
 
@@ -84,8 +84,8 @@ async def test_accepts_delivery_once_and_records_no_user(webhook_client: Webhook
     assert (replayed.status_code, replayed.json()) == (202, {"status": "known"})
     other = await webhook_client.deliver(event="star", delivery="two")
     assert (other.status_code, other.json()) == (202, {"status": "ignored"})
-    found = await webhook_client.recorded()
-    assert [(one.user_id, one.outcome, one.address) for one in found] == [(None, "ok", "192.0.2.1")] * 4
+    found = await webhook_client.list_records()
+    assert [(item.user_id, item.outcome, item.address) for item in found] == [(None, "ok", "192.0.2.1")] * 4
     assert found[-1].detail == {"event": "ping", "delivery": "one"}
 
 
@@ -100,7 +100,7 @@ async def test_rejects_unsigned_delivery_without_record(webhook_client: WebhookC
     assert (unknown.status_code, unknown.json()["code"]) == (403, "webhook_unconfigured")
     for odd in (b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000):
         assert (await webhook_client.deliver(odd)).status_code in (400, 401), odd[:10]
-    assert await webhook_client.recorded() == []
+    assert await webhook_client.list_records() == []
 
 
 async def test_limits_size_of_delivery(webhook_client: WebhookClient) -> None:
@@ -182,7 +182,9 @@ async def test_rejecting_a_delivery_takes_one_query_for_any_number_of_projects(w
     await create_projects(webhook_client.services, "otto", [f"{number:032}" for number in range(5)])
     answer, statements = await list_statements(webhook_client.deliver(secret="x" * 32))
     assert answer.status_code == 401
-    assert len([one for one in statements if "credentials" in one or "projects" in one]) == 1, statements
+    assert len([statement for statement in statements if "credentials" in statement or "projects" in statement]) == 1, (
+        statements
+    )
 
 
 async def test_senders_of_invalid_signatures_are_limited_earlier(webhook_client: WebhookClient) -> None:
@@ -296,7 +298,7 @@ async def test_limits_the_memory_of_unverified_bodies(
     assert not bodies.sizes
 
 
-async def test_an_aborted_body_is_no_error(webhook_client: WebhookClient, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_aborted_body_is_not_an_error(webhook_client: WebhookClient, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="sandyard"):
         delivery = OpenDelivery(webhook_client.app)
         await delivery.write(10)

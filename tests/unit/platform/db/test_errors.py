@@ -14,12 +14,12 @@ class DriverError(Exception):
         self.sqlstate = sqlstate
 
 
-def test_a_connection_that_broke_at_a_bad_moment_is_an_unavailable_database() -> None:
+def test_a_connection_that_breaks_during_an_operation_is_an_unavailable_database() -> None:
     broken = DriverError("cannot switch to state 11; another operation (2) is in progress")
     with pytest.raises(DatabaseUnavailableError), translate_driver_errors():
         raise InternalError("SELECT 1", {}, broken)
 
 
-def test_an_internal_error_of_the_server_stays_an_error_of_the_statement() -> None:
+def test_an_internal_error_of_the_server_is_not_translated() -> None:
     with pytest.raises(InternalError), translate_driver_errors():
         raise InternalError("SELECT 1", {}, DriverError("cache lookup failed", "XX000"))

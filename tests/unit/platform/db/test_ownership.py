@@ -28,8 +28,8 @@ class Line:
         self.server = server
         self.broken: Callable[[Any], None] = lambda _: None
 
-    def add_termination_listener(self, told: Callable[[Any], None]) -> None:
-        self.broken = told
+    def add_termination_listener(self, callback: Callable[[Any], None]) -> None:
+        self.broken = callback
 
     async def execute(self, text: str, *given: Any, timeout: float) -> None:
         if text.startswith("INSERT"):

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.platform.world import World, opened
+from tests.unit.platform.world import World, open_world
 
 
 @pytest.fixture
 async def world(tmp_path: Path, database_url: str) -> AsyncIterator[World]:
     """A world on SQLite and on PostgreSQL."""
-    async with opened(tmp_path, database_url=database_url) as made:
+    async with open_world(tmp_path, database_url=database_url) as made:
         yield made

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, select
 
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Command, Message, Sandbox, Session, User
 from sandyard.platform.domain import paging
@@ -21,7 +21,7 @@ NOW = datetime(2026, 1, 31, tzinfo=UTC)
 
 @pytest.fixture
 async def session_id(database: Database) -> AsyncIterator[str]:
-    user, session, sandbox = ordered_id("usr_"), ordered_id("ses_"), "sbx_1"
+    user, session, sandbox = make_ordered_id("usr_"), make_ordered_id("ses_"), "sbx_1"
     async with database.transaction() as tx:
         tx.add(User(id=user, name="mo", role="member", created_at=NOW))
         await tx.session.flush()
@@ -42,7 +42,7 @@ async def session_id(database: Database) -> AsyncIterator[str]:
 
 async def add(database: Database, session_id: str, *texts: str) -> list[str]:
     """Add messages, oldest first, and return their ids."""
-    ids = [ordered_id("msg_") for _ in texts]
+    ids = [make_ordered_id("msg_") for _ in texts]
     async with database.transaction() as tx:
         for number, text in zip(ids, texts, strict=True):
             parts = [{"type": "text", "text": text}]

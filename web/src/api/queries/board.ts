@@ -27,7 +27,7 @@ function readPage(
 }
 
 const countLoaded = (board: BoardData | undefined, column: Column): number =>
-  board?.items.filter((one) => one.status === column).length ?? 0;
+  board?.items.filter((card) => card.status === column).length ?? 0;
 
 const boardQuery = (filters: BoardFilters) =>
   queryOptions({
@@ -110,7 +110,7 @@ export function useMoveCard({ onError }: { onError: (error: Error, move: Move) =
       move.onSent?.();
       client.setQueryData(keys.task(card.id), card);
       updateCachedCards(client, (cards) =>
-        cards.map((one) => (one.id === card.id ? { ...one, ...card, position: one.position } : one)),
+        cards.map((item) => (item.id === card.id ? { ...item, ...card, position: item.position } : item)),
       );
     },
     onError: (error, move, before) => {

@@ -109,7 +109,7 @@ export const useAnswerAsk = defineMutation({
     unwrap(api.POST("/api/v1/asks/{ask_id}/answer", { params: { path: { ask_id: askId } }, body: answer })),
   onSuccess: (client, answered) =>
     void client.setQueriesData<Ask[]>({ queryKey: keys.asks() }, (asks) =>
-      asks?.map((one) => (one.id === answered.id ? answered : one)),
+      asks?.map((ask) => (ask.id === answered.id ? answered : ask)),
     ),
   onSettled: (client) => client.invalidateQueries({ queryKey: keys.asks() }),
 });

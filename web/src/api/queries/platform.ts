@@ -42,17 +42,44 @@ export const useExportAuditLog = defineMutation({
 export const useHealth = () =>
   useQuery({ queryKey: keys.health(), queryFn: () => unwrap(api.GET("/health")), staleTime: 0 });
 
-const DOCUMENTS = import.meta.glob<string>(["../../../../README.md", "../../../../docs/*.md"], {
-  query: "?raw",
-  import: "default",
+/** The state of the installation, for administrators. */
+export const useInstanceStatus = () =>
+  useQuery({
+    queryKey: keys.status(),
+    queryFn: () => unwrap(api.GET("/api/v1/status")),
+    staleTime: 0,
+    refetchInterval: 5000,
+  });
+
+/** What takes the disks, for administrators. Measuring may take a minute, so it is not repeated by itself. */
+export const useDisk = () =>
+  useQuery({
+    queryKey: keys.disk(),
+    queryFn: () => unwrap(api.GET("/api/v1/disk")),
+    staleTime: 60_000,
+    refetchOnWindowFocus: false,
+  });
+
+/** Remove what the retention rules allow. The result says what was removed. */
+export const useFreeDisk = defineMutation({
+  request: () => unwrap(api.POST("/api/v1/disk/free")),
+  onSettled: (client) => {
+    client.invalidateQueries({ queryKey: keys.disk() });
+    return client.invalidateQueries({ queryKey: keys.status() });
+  },
 });
+
+const DOCUMENTS = import.meta.glob<string>(
+  ["../../../../README.md", "../../../../docs/*.md", "../../../../docs/reference/*.md"],
+  { query: "?raw", import: "default" },
+);
 
 /** A document of the installed version, bundled with the platform. */
 export const useHelpDocument = (id: string) =>
   useQuery({
     queryKey: keys.helpDocument(id),
     queryFn: async () => {
-      const load = Object.entries(DOCUMENTS).find(([path]) => path.endsWith(`/${id}.md`))?.[1];
+      const load = DOCUMENTS[`../../../../${id === "README" ? "" : "docs/"}${id}.md`];
       return load ? load() : "";
     },
     staleTime: Number.POSITIVE_INFINITY,

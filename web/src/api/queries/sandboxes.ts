@@ -34,7 +34,7 @@ const sandboxStatesQuery = queryOptions({
     readAllPages((cursor) =>
       unwrap(api.GET("/api/v1/sandboxes", { params: { query: { all: true, cursor, limit: 200 } } })),
     ),
-  select: (list) => new Map(list.map((one) => [one.id, one.status])),
+  select: (list) => new Map(list.map((sandbox) => [sandbox.id, sandbox.status])),
 });
 
 export type SandboxAction = "pause" | "resume" | "fork" | "destroy";
@@ -53,9 +53,9 @@ const ACTIONS: Record<SandboxAction, (id: string) => Promise<Sandbox | undefined
 export const useApplySandboxAction = defineMutation({
   request: async ({ action, ids }: { action: SandboxAction; ids: string[] }) => {
     const results = await Promise.allSettled(ids.map((id) => ACTIONS[action](id)));
-    const failure = results.find((one) => one.status === "rejected");
+    const failure = results.find((result) => result.status === "rejected");
     if (failure) throw failure.reason;
-    return results.map((one) => (one.status === "fulfilled" ? one.value : undefined));
+    return results.map((result) => (result.status === "fulfilled" ? result.value : undefined));
   },
   onSettled: (client, { ids }) => void invalidate(client, keys.allSandboxes(), ...ids.map((id) => keys.sandbox(id))),
 });

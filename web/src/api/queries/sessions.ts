@@ -33,7 +33,17 @@ export const useSessions = (projectId: string | undefined, archived: boolean) =>
           unwrap(api.GET("/api/v1/sessions", { params: { query: { projectId, archived, cursor, limit: 200 } } })),
         2000,
       );
-      return sessions.filter((one) => !one.taskId);
+      return sessions.filter((session) => !session.taskId);
+    },
+  });
+
+/** The newest sessions that do not belong to a task, of all projects. */
+export const useRecentSessions = () =>
+  useQuery({
+    queryKey: keys.recentSessions(),
+    queryFn: async () => {
+      const page = await unwrap(api.GET("/api/v1/sessions", { params: { query: { archived: false, limit: 200 } } }));
+      return page.items.filter((session) => !session.taskId);
     },
   });
 

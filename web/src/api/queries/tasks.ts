@@ -37,7 +37,7 @@ export function useReadTask(): (id: string) => Promise<Task> {
 const countsQuery = queryOptions({
   queryKey: keys.taskCounts(),
   queryFn: async () => (await unwrap(api.GET("/api/v1/tasks/counts"))).items,
-  select: (items) => new Map(items.map((one) => [one.projectId, one])),
+  select: (items) => new Map(items.map((count) => [count.projectId, count])),
 });
 
 /** Number of cards per column and of failed cards, by project. Empty columns are omitted. */
@@ -61,7 +61,7 @@ export const useQueue = () =>
 /** Show a task as the platform returned it, without waiting for its events. */
 function showTask(client: QueryClient, task: Task): void {
   client.setQueryData(taskQuery(task.id).queryKey, task);
-  updateCachedCards(client, (cards) => cards.map((one) => (one.id === task.id ? { ...one, ...task } : one)));
+  updateCachedCards(client, (cards) => cards.map((card) => (card.id === task.id ? { ...card, ...task } : card)));
 }
 
 type TaskDraft = { id: string; body: Schemas["TaskChange"] } | { id?: undefined; body: Schemas["NewTask"] };

@@ -18,7 +18,10 @@ export const useUsers = (options: { enabled?: boolean; refetchOnMount?: "always"
 export const useCreateUser = defineMutation({
   request: (body: Schemas["NewUser"]) => unwrap(api.POST("/api/v1/users", { body })),
   onSuccess: (client, user) => {
-    client.setQueryData(usersQuery.queryKey, (users) => users && [user, ...users.filter((one) => one.id !== user.id)]);
+    client.setQueryData(
+      usersQuery.queryKey,
+      (users) => users && [user, ...users.filter((candidate) => candidate.id !== user.id)],
+    );
     void client.invalidateQueries({ queryKey: keys.users() });
   },
 });

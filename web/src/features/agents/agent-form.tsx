@@ -42,7 +42,7 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
   });
   const errorAt = (field: string) => fieldError(save.error, field);
   const toggle = (modelApi: Schemas["ModelApi"], on: boolean) =>
-    set({ apis: on ? [...form.apis, modelApi] : form.apis.filter((one) => one !== modelApi) });
+    set({ apis: on ? [...form.apis, modelApi] : form.apis.filter((api) => api !== modelApi) });
   const submit = () => {
     if (typeof envs === "string") return; // the error is shown at the field
     const changed: Schemas["Definition"] = {
@@ -179,12 +179,12 @@ export function AgentForm({ agent, onDone }: { agent: Agent | undefined; onDone:
       <fieldset className="sm:col-span-2">
         <legend className="mb-1 text-[13px] font-medium">Supported model APIs, preferred first</legend>
         <div className="flex flex-wrap gap-x-4 gap-y-2">
-          {APIS.map((one) => (
+          {APIS.map((api) => (
             <Checkbox
-              key={one.value}
-              checked={form.apis.includes(one.value)}
-              onChange={(on) => toggle(one.value, on)}
-              label={form.apis.includes(one.value) ? `${form.apis.indexOf(one.value) + 1}. ${one.label}` : one.label}
+              key={api.value}
+              checked={form.apis.includes(api.value)}
+              onChange={(on) => toggle(api.value, on)}
+              label={form.apis.includes(api.value) ? `${form.apis.indexOf(api.value) + 1}. ${api.label}` : api.label}
             />
           ))}
         </div>

@@ -64,12 +64,14 @@ function AgentList({ onEdit }: { onEdit: (agent: Agent) => void }) {
     <Loaded query={query}>
       {(agents) => (
         <ul className="divide-y rounded-lg border bg-surface">
-          {agents.map((one) => (
+          {agents.map((agent) => (
             <AgentRow
-              key={one.name}
-              agent={one}
-              mayChange={!one.builtIn && (user?.role === "admin" || (one.ownerId !== null && one.ownerId === user?.id))}
-              onEdit={() => onEdit(one)}
+              key={agent.name}
+              agent={agent}
+              mayChange={
+                !agent.builtIn && (user?.role === "admin" || (agent.ownerId !== null && agent.ownerId === user?.id))
+              }
+              onEdit={() => onEdit(agent)}
             />
           ))}
         </ul>

@@ -1,11 +1,13 @@
 import { Link } from "@tanstack/react-router";
 import { Check, CircleHelp, GitBranch, X } from "lucide-react";
+import { useAgents } from "@/api/queries/agents";
 import { useCommandTail } from "@/api/queries/commands";
 import { usePickAttempt } from "@/api/queries/tasks";
 import type { Attempt, Task } from "@/api/types";
 import { Output } from "@/features/conversation/terminal-output";
 import { PullBadge } from "@/features/pulls/pull-badge";
 import { count, ESTIMATED, formatCost, pluralize } from "@/lib/format";
+import { titleOf } from "@/model/agent-facts";
 import { attemptStatus, describeActivity, isAtWork } from "@/model/task-facts";
 import { Button } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
@@ -35,7 +37,8 @@ export function AttemptsPanel({ task }: { task: Task }) {
 }
 
 function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
-  const others = task.attempts.filter((one) => one.id !== attempt.id);
+  const agents = useAgents().data;
+  const others = task.attempts.filter((candidate) => candidate.id !== attempt.id);
   const busy = others.filter(isAtWork);
   const pick = usePickAttempt({ onError: showError("Could not pick the attempt") });
   const search = (tab: string) => ({ tab, attempt: attempt.number });
@@ -53,7 +56,7 @@ function AttemptColumn({ task, attempt }: { task: Task; attempt: Attempt }) {
       </div>
       <dl className="grid grid-cols-[auto_1fr] gap-x-3 gap-y-1 text-[13px]">
         <Fact name="Agent">
-          {attempt.agent}
+          {titleOf(attempt.agent, agents)}
           {attempt.model && <span className="text-soft"> · {attempt.model}</span>}
         </Fact>
         {attempt.status === "running" && attempt.step && <Fact name="Current step">{describeActivity(attempt)}</Fact>}

@@ -101,7 +101,7 @@ function Filters({ search, onRefresh }: { search: AuditSearch; onRefresh: () => 
             onChange={(id) => applyFilters({ user: id === EVERYONE ? undefined : id })}
             choices={[
               { value: EVERYONE, label: "All users" },
-              ...users.map((one) => ({ value: one.id, label: one.name })),
+              ...users.map((user) => ({ value: user.id, label: user.name })),
             ]}
           />
         )}

@@ -1,14 +1,17 @@
-import { useEffect } from "react";
+import { lazy, Suspense, useEffect } from "react";
 import type { Move } from "@/api/queries/board";
 import { useDeleteTask, useTask } from "@/api/queries/tasks";
 import type { TaskCard } from "@/api/types";
-import { FeedbackDialog } from "@/features/conversation/feedback-dialog";
 import { CancelTask } from "@/features/tasks/cancel-task";
 import { EditTaskDialog } from "@/features/tasks/new-task";
 import { leadingAttempt } from "@/model/task-facts";
 import { Confirm } from "@/ui/dialog";
 import { showError } from "@/ui/toast";
 import type { CardDialog } from "./actions";
+
+const FeedbackDialog = lazy(() =>
+  import("@/features/conversation/feedback-dialog").then((module) => ({ default: module.FeedbackDialog })),
+);
 
 /** The dialogs opened from cards. */
 export function CardDialogs({
@@ -22,15 +25,17 @@ export function CardDialogs({
 }) {
   if (dialog?.kind === "feedback") {
     return (
-      <FeedbackDialog
-        title={dialog.move.task.title}
-        sessionId={leadingAttempt(dialog.move.task)?.sessionId}
-        onClose={onClose}
-        onSend={(feedback, onSent) => {
-          onClose();
-          onMove({ ...dialog.move, feedback, onSent });
-        }}
-      />
+      <Suspense>
+        <FeedbackDialog
+          title={dialog.move.task.title}
+          sessionId={leadingAttempt(dialog.move.task)?.sessionId}
+          onClose={onClose}
+          onSend={(feedback, onSent) => {
+            onClose();
+            onMove({ ...dialog.move, feedback, onSent });
+          }}
+        />
+      </Suspense>
     );
   }
   if (dialog?.kind === "edit") return <EditTask card={dialog.task} onClose={onClose} />;

@@ -227,8 +227,9 @@ function opensElsewhere(event: MouseEvent): boolean {
 function Outcome({ task, tabStop }: { task: TaskCard; tabStop: boolean }) {
   const { open } = useActions();
   const pull = task.pullRequest;
-  const checked = isRunning(task) ? null : (leadingAttempt(task)?.verified ?? null);
-  const verified = checked && hasFailed(task) ? null : checked; // a check that passed does not make a failed task good
+  const result = leadingAttempt(task)?.verified ?? null;
+  const isHidden = isRunning(task) || (result && hasFailed(task)); // "Verified" on a failed task would mislead
+  const verified = isHidden ? null : result;
   if (!pull && verified === null) return null;
   const numberText = pull?.number ? `#${pull.number}` : undefined;
   const forgeUrl = numberText && /^https?:/.test(pull?.url ?? "") ? safeHref(pull?.url) : undefined;

@@ -61,7 +61,9 @@ function Choices({
   set: (change: Partial<BoardSearch>) => void;
   view: BoardView;
 }) {
-  const projects = [...view.projects.values()].filter((one: Project) => !one.archivedAt || one.id === search.project);
+  const projects = [...view.projects.values()].filter(
+    (project: Project) => !project.archivedAt || project.id === search.project,
+  );
   return (
     <>
       <Select
@@ -71,7 +73,7 @@ function Choices({
         onChange={(value) => set({ project: value === ANY ? undefined : value })}
         choices={[
           { value: ANY, label: "All projects" },
-          ...projects.map((one) => ({ value: one.id, label: one.name })),
+          ...projects.map((project) => ({ value: project.id, label: project.name })),
         ]}
       />
       <Select
@@ -81,7 +83,7 @@ function Choices({
         onChange={(value) => set({ agent: value === ANY ? undefined : value })}
         choices={[
           { value: ANY, label: "Any agent" },
-          ...[...view.agents.values()].map((one) => ({ value: one.name, label: agentTitle(one) })),
+          ...[...view.agents.values()].map((agent) => ({ value: agent.name, label: agentTitle(agent) })),
         ]}
       />
       <Select

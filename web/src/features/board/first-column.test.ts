@@ -13,11 +13,11 @@ test.each<[string, TaskCard[], Column | undefined]>([
   ["a review is pending", [card("backlog"), card("in_progress", busy), card("in_review")], "in_review"],
   [
     "a task has failed",
-    [card("backlog"), card("in_progress", { error: "It rains." }), card("in_review")],
+    [card("backlog"), card("in_progress", { error: "The push was rejected." }), card("in_review")],
     "in_progress",
   ],
   ["nothing has started", [card("done"), card("backlog")], "backlog"],
-  ["everything has ended", [card("cancelled", { error: "It rained." }), card("done")], "done"],
+  ["everything has ended", [card("cancelled", { error: "The push was rejected." }), card("done")], "done"],
 ])("when %s", (_, cards, column) => {
   expect(firstColumn(cards, NOBODY)).toBe(column);
 });

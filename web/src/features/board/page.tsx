@@ -83,14 +83,14 @@ function Board({
   const said = useRef<HTMLDivElement>(null);
   const focusRequest: FocusRequest = useRef(null);
   const [stored, setFolded] = useStored<Column[]>("board.folded", FOLDED);
-  const folded = useMemo(() => COLUMN_ORDER.filter((one) => stored.includes(one)), [stored]);
+  const folded = useMemo(() => COLUMN_ORDER.filter((column) => stored.includes(column)), [stored]);
   const navigate = useNavigate();
   const [menu, setMenu] = useState<OpenMenu | null>(null);
   const [held, setHeld] = useState<Column | null>(null);
 
   const loadCards = useLoadMoreCards(filters);
   const shown = useMemo(() => columnsOf(data.items), [data.items]);
-  const byId = useMemo(() => new Map(data.items.map((one) => [one.id, one])), [data.items]);
+  const byId = useMemo(() => new Map(data.items.map((card) => [card.id, card])), [data.items]);
   const more = useCallback(
     (column: Column) => loadCards(column).catch(showError("Could not load more cards")),
     [loadCards],
@@ -110,7 +110,7 @@ function Board({
   const find = useCallback((id: unknown) => latest.current.byId.get(id as string), []);
   const fold = useCallback(
     (column: Column, on: boolean) =>
-      setFolded(on ? [...latest.current.folded, column] : latest.current.folded.filter((one) => one !== column)),
+      setFolded(on ? [...latest.current.folded, column] : latest.current.folded.filter((text) => text !== column)),
     [setFolded],
   );
 

@@ -1,6 +1,8 @@
 import { Link } from "@tanstack/react-router";
 import { ListOrdered } from "lucide-react";
+import { useAgents } from "@/api/queries/agents";
 import { useQueue } from "@/api/queries/tasks";
+import { titleOf } from "@/model/agent-facts";
 import { Button } from "@/ui/button";
 import { Popover } from "@/ui/menu";
 import { Empty, Loaded } from "@/ui/states";
@@ -9,6 +11,7 @@ import { Ago } from "@/ui/time";
 /** The queued attempts in order, with the reason why each is waiting. */
 export function QueuePopover() {
   const queue = useQueue();
+  const agents = useAgents().data;
   const count = queue.data?.length ?? 0;
   return (
     <Popover
@@ -30,25 +33,25 @@ export function QueuePopover() {
             <Empty title="The queue is empty">Started tasks run immediately while there is capacity.</Empty>
           ) : (
             <ol className="flex flex-col gap-2">
-              {items.map((one) => (
-                <li key={one.attemptId} className="flex gap-2 text-[13px]">
+              {items.map((attempt) => (
+                <li key={attempt.attemptId} className="flex gap-2 text-[13px]">
                   <span className="w-6 shrink-0 text-right text-faint tabular-nums">
                     <span className="sr-only">Position </span>
-                    {one.position}
+                    {attempt.position}
                   </span>
                   <div className="min-w-0">
                     <Link
                       to="/tasks/$taskId"
-                      params={{ taskId: one.taskId }}
+                      params={{ taskId: attempt.taskId }}
                       className="block truncate font-medium hover:text-accent"
                     >
-                      {one.title}
+                      {attempt.title}
                     </Link>
-                    <p className="text-xs text-soft">{one.reason}</p>
+                    <p className="text-xs text-soft">{attempt.reason}</p>
                     <p className="text-2xs text-faint">
-                      attempt {one.number}
-                      {one.round > 1 && `, round ${one.round}`} · {one.agent}
-                      {one.model && `, ${one.model}`} · <Ago at={one.queuedAt} />
+                      attempt {attempt.number}
+                      {attempt.round > 1 && `, round ${attempt.round}`} · {titleOf(attempt.agent, agents)}
+                      {attempt.model && `, ${attempt.model}`} · <Ago at={attempt.queuedAt} />
                     </p>
                   </div>
                 </li>

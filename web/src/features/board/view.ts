@@ -34,18 +34,24 @@ export function useBoardView(board: BoardData | undefined, chosen: string | unde
   const { data: asks, isPending: asksPending } = usePendingAsks();
   const { data: queue } = useQueue();
   const { data: states } = useSandboxStates();
-  const projectsById = useMemo(() => new Map<string, Project>(projects?.map((one) => [one.id, one])), [projects]);
-  const agentsByName = useMemo(() => new Map<string, Agent>(agents?.map((one) => [one.name, one])), [agents]);
-  const asked = useMemo(() => new Set(asks?.map((one) => one.sessionId)), [asks]);
+  const projectsById = useMemo(
+    () => new Map<string, Project>(projects?.map((project) => [project.id, project])),
+    [projects],
+  );
+  const agentsByName = useMemo(() => new Map<string, Agent>(agents?.map((agent) => [agent.name, agent])), [agents]);
+  const asked = useMemo(() => new Set(asks?.map((ask) => ask.sessionId)), [asks]);
   const titles = useMemo(
     () =>
       new Map([
         ...Object.entries(board?.titles ?? {}),
-        ...(board?.items ?? []).map((one) => [one.id, one.title] as const),
+        ...(board?.items ?? []).map((card) => [card.id, card.title] as const),
       ]),
     [board],
   );
-  const queuePositions = useMemo(() => new Map(queue?.toReversed().map((one) => [one.taskId, one.position])), [queue]);
+  const queuePositions = useMemo(
+    () => new Map(queue?.toReversed().map((queued) => [queued.taskId, queued.position])),
+    [queue],
+  );
   return useMemo(
     () => ({
       queuePositions,

@@ -41,7 +41,7 @@ export function Conflicts({
 }) {
   const [chosen, setChosen] = useState<UpdateMethod>();
   const files = error?.problem.files ?? [];
-  const choices = (error?.problem.choices ?? []).flatMap((one) => CHOICES[one] ?? []);
+  const choices = (error?.problem.choices ?? []).flatMap((choice) => CHOICES[choice] ?? []);
   return (
     <Dialog
       open={error !== null}

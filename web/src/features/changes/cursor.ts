@@ -51,7 +51,7 @@ export function step(
       return { cursor: { path: path(row), side, origin: number, head: number }, index };
     }
     if (path(row) !== cursor.path) return null;
-    const same = linesOf(row).find((one) => one[cursor.side]);
+    const same = linesOf(row).find((candidate) => candidate[cursor.side]);
     if (same) return { cursor: { ...cursor, head: same[cursor.side] }, index };
   }
   return null;

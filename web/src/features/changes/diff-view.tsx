@@ -67,7 +67,7 @@ export function DiffView({ diff, commentable, viewedAs, onLoad, fileActions, bar
     () => rowsOf(files, { split, folded, comments, draft: path ? { path, side, from, to } : null }),
     [files, split, folded, comments, path, side, from, to],
   );
-  const commented = useMemo(() => new Set(comments.map((one) => one.path)), [comments]);
+  const commented = useMemo(() => new Set(comments.map((comment) => comment.path)), [comments]);
 
   const fold = (which: string, on: boolean) => setChoices(new Map(choices).set(which, on));
   const foldAll = (on: boolean) => setChoices(new Map(files.map((file) => [file.path, on])));
@@ -76,7 +76,7 @@ export function DiffView({ diff, commentable, viewedAs, onLoad, fileActions, bar
     fold(file.path, on);
   };
   const save = ({ path, side, from, to, text }: Draft) => {
-    const file = files.find((one) => one.path === path);
+    const file = files.find((candidate) => candidate.path === path);
     const place = { path, side, from, to };
     commentable?.add({ ...place, text: text.trim(), quote: quoteOf(file && patchOf(file), place) });
     setDraft(null);
@@ -231,8 +231,8 @@ function Keys({ commentable }: { commentable: boolean }) {
         {keys.map(([key, what]) => (
           <div key={key} className="contents">
             <dt className="flex gap-1">
-              {key.split(" ").map((one) => (
-                <Kbd key={one}>{one}</Kbd>
+              {key.split(" ").map((letter) => (
+                <Kbd key={letter}>{letter}</Kbd>
               ))}
             </dt>
             <dd className="text-soft">{what}</dd>

@@ -35,7 +35,7 @@ export const FileTree = memo(function FileTree({
   }, [current]);
 
   const fold = useCallback((path: string, on: boolean) => {
-    setFolded((now) => new Set(on ? [...now, path] : [...now].filter((one) => one !== path)));
+    setFolded((now) => new Set(on ? [...now, path] : [...now].filter((value) => value !== path)));
   }, []);
   const focus = (node: Node | undefined) => {
     if (!node) return;
@@ -47,7 +47,7 @@ export const FileTree = memo(function FileTree({
     const node = nodes[at];
     if (!node) return;
     const folder = node.kind === "folder";
-    const above = nodes.slice(0, at).findLast((one) => one.depth < node.depth);
+    const above = nodes.slice(0, at).findLast((candidate) => candidate.depth < node.depth);
     const open = folder && !folded.has(node.path);
     switch (event.key) {
       case "ArrowDown":

@@ -187,7 +187,9 @@ function reportUpdate(done: GitOperation, how: UpdateMethod): void {
 
 function conflictsOf(done: GitOperation): string[] {
   const { conflicts } = done.detail;
-  return Array.isArray(conflicts) ? conflicts.map((one) => String((one as { path?: unknown }).path ?? one)) : [];
+  return Array.isArray(conflicts)
+    ? conflicts.map((conflict) => String((conflict as { path?: unknown }).path ?? conflict))
+    : [];
 }
 
 /** Return git's warnings as one text. */

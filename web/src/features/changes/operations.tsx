@@ -63,9 +63,9 @@ export function useRunningOperations(sandboxId: string): [id: string, state: Ope
     () => setReported(new Map()),
   );
   const all = new Map<string, OperationState | null>();
-  for (const one of known.data ?? []) {
-    if (one.status === "queued" || one.status === "running")
-      all.set(one.id, { kind: one.kind, position: one.position, what: "", percent: null });
+  for (const operation of known.data ?? []) {
+    if (operation.status === "queued" || operation.status === "running")
+      all.set(operation.id, { kind: operation.kind, position: operation.position, what: "", percent: null });
   }
   for (const [id, state] of reported) all.set(id, state);
   return [...all].filter((entry): entry is [string, OperationState] => entry[1] !== null);

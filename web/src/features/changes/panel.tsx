@@ -160,7 +160,18 @@ export function ChangesPanel({
                 choices={choices}
               />
             }
-            empty={<NoChanges against={against} base={checkout.data.baseBranch} />}
+            empty={
+              diff.isFetching && uncommitted.size > 0 && against !== "pushed" ? (
+                <Loading lines={10} label="Loading changes" />
+              ) : (
+                <NoChanges
+                  against={against}
+                  base={checkout.data.baseBranch}
+                  gone={gone}
+                  merged={attempt?.status === "merged"}
+                />
+              )
+            }
           />
         )}
       </Loaded>
@@ -169,9 +180,24 @@ export function ChangesPanel({
   );
 }
 
-function NoChanges({ against, base }: { against: string; base: string }) {
+/** Exported for tests. */
+export function NoChanges({
+  against,
+  base,
+  gone,
+  merged,
+}: {
+  against: string;
+  base: string;
+  gone: boolean;
+  merged: boolean;
+}) {
   const words: Record<string, [string, string]> = {
-    base: ["No changes yet", `No differences from ${base}. The agent's changes appear here as it works.`],
+    base: merged
+      ? ["Merged", `${base} contains these changes.`]
+      : gone
+        ? ["No changes", `No differences from ${base}.`]
+        : ["No changes yet", `No differences from ${base}. The agent's changes appear here as it works.`],
     head: ["Everything is committed", "No differences from the last commit."],
     pushed: ["Everything is pushed", "No differences from the last push."],
   };

@@ -4,8 +4,9 @@ import { Send, Trash2 } from "lucide-react";
 import { useState } from "react";
 import { useSendPrompt } from "@/api/queries/conversation";
 import type { Attempt, FileDiff, Session, Task } from "@/api/types";
-import type { CommentStore } from "@/features/conversation/comments";
+import { type CommentStore, promptOf } from "@/features/conversation/comments";
 import { FeedbackDialog } from "@/features/conversation/feedback-dialog";
+import { useDraft } from "@/features/conversation/prompt-draft";
 import { promptOptions, promptTarget } from "@/features/conversation/prompt-options";
 import { StartSandbox } from "@/features/conversation/start-sandbox";
 import { pluralize } from "@/lib/format";
@@ -27,17 +28,29 @@ export function SendComments({
   files: FileDiff[];
 }) {
   const [open, setOpen] = useState(false);
+  const [draft] = useDraft(session.id);
   const { comments } = store;
   const options = promptOptions(session, task, attempt);
   const way = options.ways[0] ?? "chat";
   const round = way === "round";
   const inReview = round && !options.retry;
   const send = useSendPrompt({ onError: showError("Could not send the comments") });
-  const request = (text: string) => ({
-    sessionId: session.id,
-    text,
-    target: promptTarget(way, task, attempt, options),
-  });
+  const sendText = (text: string, onSent: () => void) =>
+    send.mutate(
+      { sessionId: session.id, text, target: promptTarget(way, task, attempt, options) },
+      {
+        onSuccess: () => {
+          onSent();
+          toast.success(`Sent ${pluralize(comments.length, "comment")}`, {
+            description: round ? "The task is in progress again." : "The agent gets them in its next turn.",
+          });
+        },
+      },
+    );
+  /** A draft is not sent along without being shown. */
+  const write = () => setOpen(true);
+  const sendComments = () =>
+    sendText(promptOf(comments, files, ""), () => store.removeAll(comments.map((comment) => comment.id)));
   if (!comments.length) return null;
   return (
     <>
@@ -64,10 +77,21 @@ export function SendComments({
         {options.provision ? (
           <StartSandbox sessionId={session.id} size="sm" look="primary" />
         ) : (
-          <Button size="sm" look="primary" disabled={options.closed !== undefined} onClick={() => setOpen(true)}>
-            <Send className="size-3.5" aria-hidden />
-            Send {pluralize(comments.length, "comment")}
-          </Button>
+          <>
+            <Button size="sm" disabled={options.closed !== undefined || send.isPending} onClick={write}>
+              Add a message…
+            </Button>
+            <Button
+              size="sm"
+              look="primary"
+              busy={send.isPending && !open}
+              disabled={options.closed !== undefined}
+              onClick={draft.trim() ? write : sendComments}
+            >
+              <Send className="size-3.5" aria-hidden />
+              Send {pluralize(comments.length, "comment")}
+            </Button>
+          </>
         )}
       </section>
       {open && (
@@ -84,14 +108,9 @@ export function SendComments({
           busy={send.isPending}
           onClose={() => setOpen(false)}
           onSend={(text, onSent) =>
-            send.mutate(request(text), {
-              onSuccess: () => {
-                onSent();
-                setOpen(false);
-                toast.success(`Sent ${pluralize(comments.length, "comment")}`, {
-                  description: round ? "The task is in progress again." : "The agent gets them in its next turn.",
-                });
-              },
+            sendText(text, () => {
+              onSent();
+              setOpen(false);
             })
           }
         />

@@ -39,7 +39,7 @@ describe("shownNodes", () => {
   });
 
   it("returns files in tree order", () => {
-    expect(inTreeOrder(FILES).map((one) => one.path)).toEqual([
+    expect(inTreeOrder(FILES).map((item) => item.path)).toEqual([
       "docs/guide/start.md",
       "src/app/deep/b.ts",
       "src/app/a.ts",

@@ -21,10 +21,10 @@ describe("answerOf", () => {
     expect(answerOf(ask(form({ type: "string" })), "green")).toEqual({ body: { content: { colour: "green" } } });
   });
   it("finds a choice by its number or its label", () => {
-    const one = ask(form({ enum: ["r", "b"], enumNames: ["Red", "Blue"] }));
-    expect(answerOf(one, "2")).toEqual({ body: { content: { colour: "b" } } });
-    expect(answerOf(one, " blue")).toEqual({ body: { content: { colour: "b" } } });
-    expect(answerOf(one, "green")).toEqual({ error: "Answer with one of: Red, Blue." });
+    const question = ask(form({ enum: ["r", "b"], enumNames: ["Red", "Blue"] }));
+    expect(answerOf(question, "2")).toEqual({ body: { content: { colour: "b" } } });
+    expect(answerOf(question, " blue")).toEqual({ body: { content: { colour: "b" } } });
+    expect(answerOf(question, "green")).toEqual({ error: "Answer with one of: Red, Blue." });
     expect(answerOf(ask(form({ type: "array", items: { enum: ["r", "b"] } })), "b, 1")).toEqual({
       body: { content: { colour: ["b", "r"] } },
     });

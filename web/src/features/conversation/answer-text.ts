@@ -16,7 +16,7 @@ export function questionOf(asks: readonly Ask[]): Ask | undefined {
 export function answerOf(ask: Ask, text: string): ParsedAnswer {
   const options = listOrEmpty(ask.detail.options).map(recordOrEmpty);
   if (options.length) {
-    const names = options.map((one) => textOrEmpty(one.name) || textOrEmpty(one.optionId));
+    const names = options.map((option) => textOrEmpty(option.name) || textOrEmpty(option.optionId));
     const at = placeOf(names, text);
     return at < 0 ? { error: oneOf(names) } : { body: { optionId: textOrEmpty(options[at]?.optionId) } };
   }
@@ -25,14 +25,14 @@ export function answerOf(ask: Ask, text: string): ParsedAnswer {
   const filled = valueFrom(field, text);
   if (filled === undefined)
     return {
-      error: field.type === "boolean" ? "Answer yes or no." : oneOf(field.choices.map((one) => one.label)),
+      error: field.type === "boolean" ? "Answer yes or no." : oneOf(field.choices.map((choice) => choice.label)),
     };
   const { content, errors } = validate([field], { [field.name]: filled });
   return errors[field.name] ? { error: errors[field.name] as string } : { body: { content } };
 }
 
 function valueFrom(field: FormField, text: string): Filled | undefined {
-  const labels = field.choices.map((one) => one.label);
+  const labels = field.choices.map((choice) => choice.label);
   if (field.type === "boolean") {
     const word = text.trim().toLowerCase();
     return /^(y|yes|true)$/.test(word) ? true : /^(n|no|false)$/.test(word) ? false : undefined;
@@ -42,7 +42,7 @@ function valueFrom(field: FormField, text: string): Filled | undefined {
     return at < 0 ? undefined : String(at);
   }
   if (field.type === "choices") {
-    const places = text.split(",").map((one) => placeOf(labels, one));
+    const places = text.split(",").map((part) => placeOf(labels, part));
     return places.some((at) => at < 0) ? undefined : places.map(String);
   }
   return text;
@@ -51,7 +51,7 @@ function valueFrom(field: FormField, text: string): Filled | undefined {
 /** Find a choice by its one-based number or by its label; -1 if there is none. */
 function placeOf(labels: readonly string[], text: string): number {
   const word = text.trim().toLowerCase();
-  const named = labels.findIndex((one) => one.trim().toLowerCase() === word);
+  const named = labels.findIndex((label) => label.trim().toLowerCase() === word);
   if (named >= 0) return named;
   return /^\d{1,4}$/.test(word) && Number(word) <= labels.length ? Number(word) - 1 : -1;
 }

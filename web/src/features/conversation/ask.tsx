@@ -27,8 +27,8 @@ export interface AskOption {
 }
 
 export function optionsOf(ask: Ask): AskOption[] {
-  return listOrEmpty(ask.detail.options).flatMap((one) => {
-    const { optionId, name, kind } = recordOrEmpty(one);
+  return listOrEmpty(ask.detail.options).flatMap((option) => {
+    const { optionId, name, kind } = recordOrEmpty(option);
     return typeof optionId === "string"
       ? [{ id: optionId, name: textOrEmpty(name) || optionId, kind: textOrEmpty(kind) }]
       : [];
@@ -99,21 +99,21 @@ function PendingAsk({ ask }: { ask: Ask }) {
           />
         ) : (
           <div className="flex flex-wrap gap-2">
-            {options.map((one) => {
-              const body = { optionId: one.id };
-              const isRejection = one.kind.startsWith("reject");
-              const asksWhy = ask.kind === "permission" && one.kind === "reject_once";
+            {options.map((option) => {
+              const body = { optionId: option.id };
+              const isRejection = option.kind.startsWith("reject");
+              const asksWhy = ask.kind === "permission" && option.kind === "reject_once";
               return (
                 <Button
-                  key={one.id}
-                  look={isRejection ? "danger" : one.kind === "allow_once" ? "primary" : "plain"}
+                  key={option.id}
+                  look={isRejection ? "danger" : option.kind === "allow_once" ? "primary" : "plain"}
                   busy={isSending(body)}
                   disabled={busy}
-                  onClick={() => (asksWhy ? setRejectionOption(one.id) : send(body))}
+                  onClick={() => (asksWhy ? setRejectionOption(option.id) : send(body))}
                   className="!h-auto min-h-8 max-w-full py-1 text-left [overflow-wrap:anywhere] !whitespace-normal"
                 >
                   <span className="min-w-0">
-                    <VisibleText text={one.name} />
+                    <VisibleText text={option.name} />
                   </span>
                 </Button>
               );
@@ -266,7 +266,7 @@ function outcomeOf(ask: Ask): { text: string; accepted: boolean } {
   if (answer.action === "accept") return { text: "Answered", accepted: true };
   if (answer.action) return { text: "Declined", accepted: false };
   const kind = textOrEmpty(answer.kind) || textOrEmpty(answer.decision);
-  const chosen = optionsOf(ask).find((one) => one.id === answer.optionId);
+  const chosen = optionsOf(ask).find((askOption) => askOption.id === answer.optionId);
   const answerText = ask.kind === "question" && chosen ? chosen.name : undefined;
   return { text: answerText ?? DECISION_LABELS[kind] ?? chosen?.name ?? "Denied", accepted: kind.startsWith("allow") };
 }

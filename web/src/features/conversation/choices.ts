@@ -1,6 +1,7 @@
 /** The models, modes and commands of a session's agent: as the agent reports them, else from its definition. Pure. */
 import type { Schemas } from "@/api/client";
-import type { Agent } from "@/api/types";
+import type { Agent, Project } from "@/api/types";
+import { defaultModeLabel, isModeAllowed } from "@/model/permissions";
 import { listOrEmpty, recordOrEmpty, textOrEmpty } from "./message-parts";
 
 export interface Option {
@@ -8,18 +9,21 @@ export interface Option {
   label: string;
 }
 
+/** Remove the name of the provider that OpenCode adds: "Sandyard/sonnet" reads as a path. */
+const removePrefix = (label: string): string => label.replace(/^sandyard\//i, "");
+
 /** `category` is `model` or `mode`. */
 function configured(options: Record<string, unknown>, category: string): Option[] {
   for (const option of listOrEmpty(options.configOptions)) {
-    const one = recordOrEmpty(option);
-    if (one.category !== category) continue;
-    return listOrEmpty(one.options)
+    const fields = recordOrEmpty(option);
+    if (fields.category !== category) continue;
+    return listOrEmpty(fields.options)
       .flatMap((given) =>
         Array.isArray(recordOrEmpty(given).options) ? listOrEmpty(recordOrEmpty(given).options) : [given],
       )
       .flatMap((given) => {
         const { value, name } = recordOrEmpty(given);
-        return typeof value === "string" && value ? [{ value, label: textOrEmpty(name) || value }] : [];
+        return typeof value === "string" && value ? [{ value, label: removePrefix(textOrEmpty(name) || value) }] : [];
       });
   }
   return [];
@@ -35,13 +39,26 @@ export function modelsOf(state: Schemas["AgentStateView"] | undefined, agent: Ag
  * `sonnet` and `sandyard/sonnet` are one option.
  */
 export function withCurrent(options: Option[], now: string): { options: Option[]; value: string } {
-  const same = options.find((one) => one.value === now) ?? options.find((one) => one.value.endsWith(`/${now}`));
+  const same =
+    options.find((option) => option.value === now) ?? options.find((option) => option.value.endsWith(`/${now}`));
   return same ? { options, value: same.value } : { options: [{ value: now, label: now }, ...options], value: now };
 }
 
-export function modesOf(state: Schemas["AgentStateView"] | undefined, agent: Agent | undefined): Option[] {
-  const said = listOrEmpty(state?.options.modes).flatMap((one) => {
-    const { id, name } = recordOrEmpty(one);
+/** Return the modes that the project allows. The agent's default mode is named after the project's policy if the policy decides. */
+export function modesOf(
+  state: Schemas["AgentStateView"] | undefined,
+  agent: Agent | undefined,
+  project: Project | undefined,
+): Option[] {
+  const label = defaultModeLabel(agent, project);
+  return listModes(state, agent)
+    .filter((mode) => isModeAllowed(agent, project, mode.value))
+    .map((mode) => (label && mode.value === agent?.modes[0] ? { ...mode, label } : mode));
+}
+
+function listModes(state: Schemas["AgentStateView"] | undefined, agent: Agent | undefined): Option[] {
+  const said = listOrEmpty(state?.options.modes).flatMap((mode) => {
+    const { id, name } = recordOrEmpty(mode);
     return typeof id === "string" && id ? [{ value: id, label: textOrEmpty(name) || id }] : [];
   });
   if (said.length) return said;
@@ -59,10 +76,10 @@ export function suggestCommands(state: Schemas["AgentStateView"] | undefined, dr
   const begun = /^\/([\w:.-]*)$/.exec(draft)?.[1];
   if (begun === undefined) return [];
   return listOrEmpty(state?.options.commands)
-    .map((one) => ({
-      name: textOrEmpty(recordOrEmpty(one).name),
-      description: textOrEmpty(recordOrEmpty(one).description),
+    .map((command) => ({
+      name: textOrEmpty(recordOrEmpty(command).name),
+      description: textOrEmpty(recordOrEmpty(command).description),
     }))
-    .filter((one) => one.name !== "" && one.name.startsWith(begun))
+    .filter((command) => command.name !== "" && command.name.startsWith(begun))
     .slice(0, 8);
 }

@@ -35,9 +35,9 @@ export function useComments(sessionId: string): CommentStore {
   return {
     comments,
     add: (comment) => set([...comments, { ...comment, id: crypto.randomUUID() }]),
-    edit: (id, text) => set(comments.map((one) => (one.id === id ? { ...one, text } : one))),
-    remove: (id) => set(comments.filter((one) => one.id !== id)),
-    removeAll: (ids) => ids.length && set(comments.filter((one) => !ids.includes(one.id))),
+    edit: (id, text) => set(comments.map((comment) => (comment.id === id ? { ...comment, text } : comment))),
+    remove: (id) => set(comments.filter((comment) => comment.id !== id)),
+    removeAll: (ids) => ids.length && set(comments.filter((comment) => !ids.includes(comment.id))),
     clear: () => set([]),
   };
 }

@@ -2,8 +2,11 @@ import { CornerDownLeft, Square } from "lucide-react";
 import { useEffect, useRef, useState } from "react";
 import { useAgents } from "@/api/queries/agents";
 import { useAgentState, useCancelTurn, useSendPrompt } from "@/api/queries/conversation";
+import { useProjects } from "@/api/queries/projects";
 import type { Ask, Attempt, Message, Session, Task, Turn } from "@/api/types";
+import { KeyNote } from "@/features/models/provider-help";
 import { pluralize } from "@/lib/format";
+import { agentOfSession, needsKey } from "@/model/agent-facts";
 import { Kbd } from "@/ui/badge";
 import { Button } from "@/ui/button";
 import { Select } from "@/ui/field";
@@ -41,7 +44,10 @@ export function Composer({ session, task, attempt, running, queued, messages, as
   const [mode, setMode] = useState<string>();
   const box = useRef<HTMLTextAreaElement>(null);
   const state = useAgentState(session.id).data;
-  const agent = useAgents().data?.find((one) => one.name === (state?.agent ?? session.agent));
+  const agents = useAgents().data;
+  const project = useProjects().data?.find((candidate) => candidate.id === session.projectId);
+  const agent =
+    agents?.find((candidate) => candidate.name === state?.agent) ?? agentOfSession(session, agents, project);
   const options = promptOptions(session, task, attempt);
   const way = chosenWay && options.ways.includes(chosenWay) ? chosenWay : (options.ways[0] ?? "chat");
   const commands = suggestCommands(state, draft);
@@ -88,7 +94,7 @@ export function Composer({ session, task, attempt, running, queued, messages, as
       mode,
       text: comments.length ? promptOf(comments, [], draft) : draft.trim(),
       key: crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`,
-      source: { draft: draft.trim(), comments: comments.map((one) => one.id) },
+      source: { draft: draft.trim(), comments: comments.map((comment) => comment.id) },
     });
   };
 
@@ -98,6 +104,11 @@ export function Composer({ session, task, attempt, running, queued, messages, as
     <div className="shrink-0 border-t bg-surface px-2 py-2 sm:px-4">
       <div className="mx-auto max-w-3xl">
         <Queue turns={queued} messages={messages} />
+        {agent && needsKey(agent, session.projectId) && (
+          <div className="mb-1.5">
+            <KeyNote agent={agent} projectId={session.projectId ?? undefined} />
+          </div>
+        )}
         {commands.length > 0 && (
           <SlashCommands
             commands={commands}
@@ -173,16 +184,16 @@ export function Composer({ session, task, attempt, running, queued, messages, as
               <>
                 <Setting
                   label="Model"
-                  own="Model: default"
+                  own="default"
                   now={model ?? session.model}
                   options={modelsOf(state, agent)}
                   onChange={setModel}
                 />
                 <Setting
                   label="Mode"
-                  own="Mode: default"
-                  now={mode ?? state?.mode ?? session.mode}
-                  options={modesOf(state, agent)}
+                  own="default"
+                  now={mode ?? state?.mode ?? session.mode ?? project?.settings.agent?.mode ?? agent?.modes[0] ?? null}
+                  options={modesOf(state, agent, project)}
                   onChange={setMode}
                 />
               </>
@@ -239,9 +250,10 @@ function Setting({
   return (
     <Select
       label={label}
-      className="!h-7 !w-auto max-w-44 text-xs"
+      className="!h-7 !w-auto max-w-52 text-xs"
       value={shown.value}
       onChange={(value) => value !== DEFAULT && onChange(value)}
+      prefix={`${label}: `}
       choices={shown.options}
     />
   );
@@ -259,15 +271,15 @@ function StopButton({ turn }: { turn: Turn }) {
 function SlashCommands({ commands, onPick }: { commands: SlashCommand[]; onPick: (name: string) => void }) {
   return (
     <ul aria-label="Agent commands" className="mb-1.5 rounded-md border bg-raised p-1">
-      {commands.map((one) => (
-        <li key={one.name}>
+      {commands.map((command) => (
+        <li key={command.name}>
           <button
             type="button"
-            onClick={() => onPick(one.name)}
+            onClick={() => onPick(command.name)}
             className="flex w-full items-baseline gap-2 rounded px-2 py-1 text-left hover:bg-hover"
           >
-            <span className="font-mono text-xs">/{one.name}</span>
-            <span className="min-w-0 truncate text-xs text-soft">{one.description}</span>
+            <span className="font-mono text-xs">/{command.name}</span>
+            <span className="min-w-0 truncate text-xs text-soft">{command.description}</span>
           </button>
         </li>
       ))}

@@ -15,6 +15,7 @@ import { TurnLine, Working } from "./turn-line";
 const NEAR_END = 48;
 const NEAR_START = 600;
 const BY_HAND_MS = 1000;
+const ADJUSTMENT_MS = 1000;
 
 interface ConversationListProps {
   rows: Row[];
@@ -88,13 +89,26 @@ export function ConversationList(listed: ConversationListProps) {
   });
 
   const size = virtual.getTotalSize();
+  const resized = useRef(0);
   // biome-ignore lint/correctness/useExhaustiveDependencies: anything that changes the height
   useLayoutEffect(() => {
     const element = frame.current;
     if (!element) return;
+    resized.current = performance.now();
     if (following) element.scrollTop = element.scrollHeight;
     else setAway(isAway(element));
   }, [size, rows, following]);
+
+  // the message box grows and shrinks, and so does a phone's keyboard: the end stays visible
+  useEffect(() => {
+    const element = frame.current;
+    if (!element || !following) return;
+    const observer = new ResizeObserver(() => {
+      element.scrollTop = element.scrollHeight;
+    });
+    observer.observe(element);
+    return () => observer.disconnect();
+  }, [following]);
 
   useEffect(() => {
     if (sent) setFollowing(true);
@@ -106,7 +120,7 @@ export function ConversationList(listed: ConversationListProps) {
     if (away) setUnread(true);
   }, [last]);
 
-  const moved = useRef(0);
+  const moved = useRef(Number.NEGATIVE_INFINITY); // not 0: a page's clock starts there, so its first second would count as input
   const byHand = () => {
     moved.current = performance.now();
   };
@@ -120,6 +134,8 @@ export function ConversationList(listed: ConversationListProps) {
     if (performance.now() - moved.current < BY_HAND_MS) {
       setFollowing(!far);
       setHeld(false);
+    } else if (far && following && performance.now() - resized.current < ADJUSTMENT_MS) {
+      element.scrollTop = element.scrollHeight; // the virtual list has moved it for rows that it measured
     }
     if (hasEarlier && !loadingEarlier && element.scrollTop < NEAR_START && !following) loadEarlier();
   };
@@ -228,6 +244,7 @@ const ConversationRow = memo(function OneRow({ row, turn, live, retryable, ofTas
     return (
       <TurnLine
         turn={row.turn}
+        denied={row.denied}
         retryable={retryable && !(ofTask && row.turn.origin !== "person")}
         projectId={projectId}
         agent={agent}

@@ -83,7 +83,7 @@ function foldUnchanged(lines: DiffLine[]): DiffLine[] {
 
 export function countChanges(lines: readonly DiffLine[]): { added: number; removed: number } {
   return {
-    added: lines.filter((one) => one.kind === "add").length,
-    removed: lines.filter((one) => one.kind === "del").length,
+    added: lines.filter((line) => line.kind === "add").length,
+    removed: lines.filter((line) => line.kind === "del").length,
   };
 }

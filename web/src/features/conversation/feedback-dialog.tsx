@@ -56,7 +56,7 @@ export function FeedbackDialog({
     else
       onSend(text, () => {
         setWords("");
-        store.removeAll(comments.map((one) => one.id));
+        store.removeAll(comments.map((comment) => comment.id));
       });
   };
   return (

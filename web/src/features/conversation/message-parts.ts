@@ -48,9 +48,9 @@ export function messageText(message: Message): string {
 }
 
 export function planOf(part: Part): PlanEntry[] {
-  return listOrEmpty(part.entries).map((one) => ({
-    content: textOrEmpty(recordOrEmpty(one).content),
-    status: textOrEmpty(recordOrEmpty(one).status),
+  return listOrEmpty(part.entries).map((entry) => ({
+    content: textOrEmpty(recordOrEmpty(entry).content),
+    status: textOrEmpty(recordOrEmpty(entry).status),
   }));
 }
 
@@ -61,28 +61,28 @@ export function toolCallOf(part: Record<string, unknown>): ToolCall {
     title: textOrEmpty(part.title),
     kind: textOrEmpty(part.kind) || "other",
     status: textOrEmpty(part.status) || "pending",
-    locations: listOrEmpty(part.locations).flatMap((one) => {
-      const { path, line } = recordOrEmpty(one);
+    locations: listOrEmpty(part.locations).flatMap((item) => {
+      const { path, line } = recordOrEmpty(item);
       return typeof path === "string" && path ? [{ path, line: number(line) }] : [];
     }),
-    content: listOrEmpty(part.content).flatMap((one) => contentOf(recordOrEmpty(one))),
+    content: listOrEmpty(part.content).flatMap((block) => contentOf(recordOrEmpty(block))),
     input: part.input ?? part.rawInput ?? null,
     output: part.output ?? part.rawOutput ?? null,
     cut: part.cut === true,
   };
 }
 
-function contentOf(one: Record<string, unknown>): CallContent[] {
-  if (one.type === "text") return [{ type: "text", text: textOrEmpty(one.text) }];
-  if (one.type === "content") return contentOf(recordOrEmpty(one.content)); // ACP nests content blocks
-  if (one.type === "terminal") return [{ type: "terminal", id: textOrEmpty(one.terminalId) }];
-  if (one.type === "diff" && typeof one.path === "string" && typeof one.newText === "string") {
+function contentOf(record: Record<string, unknown>): CallContent[] {
+  if (record.type === "text") return [{ type: "text", text: textOrEmpty(record.text) }];
+  if (record.type === "content") return contentOf(recordOrEmpty(record.content)); // ACP nests content blocks
+  if (record.type === "terminal") return [{ type: "terminal", id: textOrEmpty(record.terminalId) }];
+  if (record.type === "diff" && typeof record.path === "string" && typeof record.newText === "string") {
     return [
       {
         type: "diff",
-        path: one.path,
-        oldText: typeof one.oldText === "string" ? one.oldText : null,
-        newText: one.newText,
+        path: record.path,
+        oldText: typeof record.oldText === "string" ? record.oldText : null,
+        newText: record.newText,
       },
     ];
   }
@@ -105,7 +105,9 @@ export function feedbackOf(part: Part): Feedback {
 export function commandOf(call: ToolCall): string | null {
   const command = recordOrEmpty(call.input).command;
   if (typeof command === "string") return command;
-  return Array.isArray(command) && command.every((one) => typeof one === "string") ? command.join(" ") : null;
+  return Array.isArray(command) && command.every((candidate) => typeof candidate === "string")
+    ? command.join(" ")
+    : null;
 }
 
 /**
@@ -119,11 +121,11 @@ export function withoutRepeats(call: ToolCall, title: string): ToolCall {
     if (plainWords(command) === plainWords(title)) delete input.command;
     if (`${textOrEmpty(input.cwd)}/` === FOLDER) delete input.cwd;
   }
-  const content = call.content.flatMap((one): CallContent[] => {
-    if (one.type !== "text") return [one];
-    const text = (one.text.split(/^Available Decisions:/m)[0] ?? "").trim();
+  const content = call.content.flatMap((callContent): CallContent[] => {
+    if (callContent.type !== "text") return [callContent];
+    const text = (callContent.text.split(/^Available Decisions:/m)[0] ?? "").trim();
     const repeats = plainWords(text).includes(plainWords(command ?? title)) && /requires approval/i.test(text);
-    return text && !repeats ? [{ ...one, text }] : [];
+    return text && !repeats ? [{ ...callContent, text }] : [];
   });
   return { ...call, input: command === null ? call.input : input, content };
 }

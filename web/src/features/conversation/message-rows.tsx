@@ -158,8 +158,8 @@ function SystemPart({ part, at }: { part: Message["parts"][number]; at: string }
         <Who icon={<TriangleAlert className="size-3.5 text-warn" aria-hidden />} who="Conflicts" at={at} />
         <p>A merge stopped because of conflicts. The agent was asked to resolve them:</p>
         <ul className="mt-1 font-mono text-xs">
-          {listOrEmpty(part.files).map((one) => {
-            const path = textOrEmpty(recordOrEmpty(one).path) || textOrEmpty(one);
+          {listOrEmpty(part.files).map((file) => {
+            const path = textOrEmpty(recordOrEmpty(file).path) || textOrEmpty(file);
             return <li key={path}>{path}</li>;
           })}
         </ul>

@@ -4,6 +4,7 @@ import { useSessionAsks, useTurns } from "@/api/queries/conversation";
 import { useSession } from "@/api/queries/sessions";
 import type { Ask, Attempt, Task, Turn } from "@/api/types";
 import { isAtWork } from "@/model/task-facts";
+import { Markdown } from "@/ui/markdown";
 import { Empty, ErrorState, Loading } from "@/ui/states";
 import { Composer } from "./composer";
 import { ConversationList } from "./conversation-list";
@@ -60,9 +61,17 @@ export function ConversationPanel({
             {queued.length || (attempt && isAtWork(attempt)) ? (
               <Empty title="The agent is about to start" icon={<MessagesSquare className="size-6" aria-hidden />} />
             ) : (
-              <Empty title="No messages yet" icon={<MessagesSquare className="size-6" aria-hidden />}>
-                Write below what the agent should do.
+              <Empty
+                title={task ? "The agent did not start" : "No messages yet"}
+                icon={<MessagesSquare className="size-6" aria-hidden />}
+              >
+                {task ? undefined : "Write below what the agent should do."}
               </Empty>
+            )}
+            {task?.description.trim() && (
+              <section aria-label="Description" className="mx-auto max-w-3xl rounded-lg border bg-surface px-4 py-3">
+                <Markdown text={task.description} />
+              </section>
             )}
           </div>
         ) : (

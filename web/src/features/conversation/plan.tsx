@@ -18,8 +18,10 @@ export function PlanRow({ message, live }: { message: Message; live: boolean }) 
 /** The plan of the current turn, pinned above the conversation: one line that expands to the whole plan. */
 export function PinnedPlan({ message }: { message: Message }) {
   const entries = planOf(message.parts[0] ?? {});
-  const done = entries.filter((one) => one.status === "completed").length;
-  const now = entries.find((one) => one.status === "in_progress") ?? entries.find((one) => one.status !== "completed");
+  const done = entries.filter((planEntry) => planEntry.status === "completed").length;
+  const now =
+    entries.find((planEntry) => planEntry.status === "in_progress") ??
+    entries.find((planEntry) => planEntry.status !== "completed");
   if (!entries.length) return null;
   return (
     <div className="shrink-0 border-b bg-surface px-2 py-0.5 sm:px-3">

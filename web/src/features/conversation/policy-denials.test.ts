@@ -14,6 +14,6 @@ it("finds what a pattern denied in the newest turn that had any, once per patter
     ask("5", "t2", "dd"),
     ask("6", "t3", "dd", "overruled"),
   ];
-  expect(lastDenied(asks).map((one) => one.detail.pattern)).toEqual(["dd", "rm"]);
+  expect(lastDenied(asks).map((item) => item.detail.pattern)).toEqual(["dd", "rm"]);
   expect(lastDenied([])).toEqual([]);
 });

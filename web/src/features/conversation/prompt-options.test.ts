@@ -22,14 +22,14 @@ it("explains what is missing", () => {
 });
 
 it("requests changes by default in review, and offers chat only", () => {
-  const one = attempt("in_review");
-  expect(promptOptions(session("running"), task("in_review", one), one).ways).toEqual(["round", "chat"]);
+  const single = attempt("in_review");
+  expect(promptOptions(session("running"), task("in_review", single), single).ways).toEqual(["round", "chat"]);
 });
 
 it("does not request changes on one of several attempts before it is picked", () => {
-  const one = attempt("ready");
-  expect(promptOptions(session("running"), task("in_review", one, attempt("ready")), one).ways).toEqual(["chat"]);
-  expect(promptOptions(session("running"), task("in_review", one, attempt("failed")), one).ways).toEqual([
+  const single = attempt("ready");
+  expect(promptOptions(session("running"), task("in_review", single, attempt("ready")), single).ways).toEqual(["chat"]);
+  expect(promptOptions(session("running"), task("in_review", single, attempt("failed")), single).ways).toEqual([
     "round",
     "chat",
   ]);

@@ -55,7 +55,7 @@ export function promptOptions(session: Session, task: Task | undefined, attempt:
     return { ...chat, hint: { ...hint, chat: `${during} Changes made before the commit are part of this round.` } };
   }
   if (task.status === "in_review" && (attempt.status === "in_review" || attempt.status === "ready")) {
-    const ready = task.attempts.filter((one) => one.status === "ready").length;
+    const ready = task.attempts.filter((candidate) => candidate.status === "ready").length;
     if (attempt.status === "ready" && ready > 1)
       return { ...chat, hint: { ...hint, chat: `${STAYS} Pick an attempt to request changes.` } };
     return { ...chat, ways: ["round", "chat"] };

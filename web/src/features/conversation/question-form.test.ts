@@ -17,8 +17,16 @@ const schema = {
 
 it("builds fields from a schema", () => {
   const fields = parseFields(schema);
-  expect(fields.map((one) => one.type)).toEqual(["text", "integer", "boolean", "choice", "choice", "choices", "text"]);
-  expect(fields[3]?.choices.map((one) => one.label)).toEqual(["Red", "Green"]);
+  expect(fields.map((field) => field.type)).toEqual([
+    "text",
+    "integer",
+    "boolean",
+    "choice",
+    "choice",
+    "choices",
+    "text",
+  ]);
+  expect(fields[3]?.choices.map((choice) => choice.label)).toEqual(["Red", "Green"]);
   expect(fields[3]?.initial).toBe("1");
   expect(fields[4]?.choices).toEqual([
     { value: "s", label: "Small", hint: "" },
@@ -44,7 +52,7 @@ it("accepts a question of Claude Code that allows a custom answer beside its cho
       question_0_custom: { type: "string", title: "Other" },
     },
   });
-  expect(fields[0]?.choices.map((one) => one.hint)).toEqual(["", "as the sky"]);
+  expect(fields[0]?.choices.map((choice) => choice.hint)).toEqual(["", "as the sky"]);
   expect(validate(fields, { question_0: "1" })).toEqual({ content: { question_0: "Blue" }, errors: {} });
   expect(validate(fields, { question_0_custom: "green" })).toEqual({
     content: { question_0_custom: "green" },

@@ -44,7 +44,7 @@ function fieldOf(name: string, field: Record<string, unknown>, required: boolean
         : (number(field.maxLength) ?? 1000) > 200 && !field.format
           ? "long"
           : "text";
-  const place = (wanted: unknown) => choices.findIndex((one) => one.value === wanted);
+  const place = (wanted: unknown) => choices.findIndex((choice) => choice.value === wanted);
   const start = field.default;
   let initial: Filled = start === undefined || start === null ? "" : String(start);
   if (type === "boolean") initial = start === true;
@@ -78,8 +78,8 @@ function choicesOf(field: Record<string, unknown>): FormField["choices"] {
       hint: "",
     }));
   }
-  return listOrEmpty(field.oneOf ?? field.anyOf).flatMap((one) => {
-    const { const: value, title, description } = recordOrEmpty(one);
+  return listOrEmpty(field.oneOf ?? field.anyOf).flatMap((option) => {
+    const { const: value, title, description } = recordOrEmpty(option);
     return value === undefined
       ? []
       : [

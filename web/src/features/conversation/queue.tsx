@@ -8,7 +8,7 @@ import { messageText } from "./message-parts";
 /** The prompts queued for the agent, next one first. */
 export function Queue({ turns, messages }: { turns: Turn[]; messages: Message[] }) {
   if (!turns.length) return null;
-  const messagesById = new Map(messages.map((one) => [one.id, one]));
+  const messagesById = new Map(messages.map((message) => [message.id, message]));
   return (
     <ul aria-label="Queued prompts" className="mb-1.5 flex max-h-28 flex-col gap-1 overflow-y-auto">
       {turns.map((turn) => {

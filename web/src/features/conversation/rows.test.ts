@@ -57,6 +57,19 @@ describe("rows", () => {
     ]);
   });
 
+  it("marks a turn in which permission was denied, unless it was allowed afterwards", () => {
+    const denied = (more: Partial<Ask>) =>
+      rowsOf([message(1, "trn_1", "agent")], [turn("trn_1", "completed")], [
+        { ...ask(2, "trn_1"), kind: "permission", status: "answered", answer: { kind: "reject_once" }, ...more } as Ask,
+      ], false).find((row) => row.kind === "turn")?.denied; // biome-ignore format: one call
+    expect(denied({})).toBe(true);
+    expect(denied({ status: "expired", answer: null })).toBe(true);
+    expect(denied({ decidedBy: "overruled" })).toBe(false);
+    expect(denied({ answer: { kind: "allow_once" } })).toBe(false);
+    expect(denied({ kind: "question", answer: { decision: "reject" } })).toBe(false);
+    expect(denied({ turnId: "trn_0" })).toBe(false);
+  });
+
   it("places requests where they were made", () => {
     const said = [message(1, "trn_1", "user"), message(2, "trn_1", "agent"), message(6, "trn_1", "agent")];
     expect(keys(rowsOf(said, [turn("trn_1", "completed")], [ask(8, "trn_1"), ask(4, "trn_1")], false))).toEqual([

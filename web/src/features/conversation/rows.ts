@@ -1,12 +1,12 @@
 /** The rows of a conversation: messages grouped by turn, questions and permission requests, and how each turn ended. Pure. */
 import type { Ask, Message, Turn } from "@/api/types";
 import { recordOrEmpty, textOrEmpty } from "./message-parts";
-import { isAllowedByPolicy } from "./policy-denials";
+import { isAllowedByPolicy, isDenied } from "./policy-denials";
 
 export type Row =
   | { key: string; kind: "message"; message: Message; writing: boolean; allowed?: Ask | undefined }
   | { key: string; kind: "ask"; ask: Ask }
-  | { key: string; kind: "turn"; turn: Turn };
+  | { key: string; kind: "turn"; turn: Turn; denied: boolean };
 
 const OPEN = new Set<Turn["status"]>(["queued", "running", "waiting"]);
 export const isOpen = (turn: Turn): boolean => OPEN.has(turn.status);
@@ -14,7 +14,7 @@ export const isOpen = (turn: Turn): boolean => OPEN.has(turn.status);
 /**
  * Build the rows. Queued prompts are omitted; a prompt that was written while the agent was busy is placed before its answer. `turns` and
  * `asks` may be in any order. A turn's end follows the last of its messages, even if it has none. What the project's policy allowed is
- * attached to its tool call.
+ * attached to its tool call. `denied` marks the end of a turn in which permission was denied.
  */
 export function rowsOf(
   messages: readonly Message[],
@@ -32,11 +32,12 @@ export function rowsOf(
     if (calls.has(call) && isAllowedByPolicy(ask)) allowed.set(call, ask);
   }
   const told = new Set(allowed.values());
+  const deniedIn = new Set(asks.filter(isDenied).map((ask) => ask.turnId));
   const pending = asks
     .filter((ask) => !told.has(ask))
     .filter((ask) => !more || !first || ask.createdAt >= first) // The others belong to messages that are not loaded.
     .sort((one, other) => (one.id < other.id ? -1 : 1));
-  const sorted = byTurn(messages.filter((one) => !isQueued(one, byId) && !isRepeated(one, byId)));
+  const sorted = byTurn(messages.filter((message) => !isQueued(message, byId) && !isRepeated(message, byId)));
   const running = turns.find((turn) => turn.status === "running" || turn.status === "waiting");
 
   let current: string | null = null;
@@ -53,7 +54,7 @@ export function rowsOf(
   const end = (turnId: string | null) => {
     addAsks(turnId);
     const turn = turnId ? byId.get(turnId) : undefined;
-    if (turn && !isOpen(turn)) rows.push({ key: turn.id, kind: "turn", turn });
+    if (turn && !isOpen(turn)) rows.push({ key: turn.id, kind: "turn", turn, denied: deniedIn.has(turn.id) });
   };
 
   sorted.forEach((message, index) => {
@@ -92,7 +93,7 @@ function byTurn(messages: Message[]): Message[] {
   keyed.sort((one, other) =>
     one.turn === other.turn ? (one.message.id < other.message.id ? -1 : 1) : one.turn < other.turn ? -1 : 1,
   );
-  return keyed.map((one) => one.message);
+  return keyed.map((entry) => entry.message);
 }
 
 function isQueued(message: Message, turns: Map<string, Turn>): boolean {

@@ -105,16 +105,16 @@ export function CallDetails({ call }: { call: ToolCall }) {
   const command = commandOf(call);
   const given = command === null ? call.input : withoutCommand(call.input);
   const shown =
-    call.content.some((one) => one.type === "text" && one.text.trim()) ||
-    call.content.some((one) => one.type === "diff");
+    call.content.some((callContent) => callContent.type === "text" && callContent.text.trim()) ||
+    call.content.some((callContent) => callContent.type === "diff");
   return (
     <>
       {call.locations.length > 1 && (
         <ul className="font-mono text-xs text-soft">
-          {call.locations.map((one) => (
-            <li key={`${one.path}:${one.line}`} className="truncate">
-              <VisibleText text={shortPath(one.path)} />
-              {one.line !== null && `:${one.line}`}
+          {call.locations.map((place) => (
+            <li key={`${place.path}:${place.line}`} className="truncate">
+              <VisibleText text={shortPath(place.path)} />
+              {place.line !== null && `:${place.line}`}
             </li>
           ))}
         </ul>
@@ -129,23 +129,25 @@ export function CallDetails({ call }: { call: ToolCall }) {
           <Code text={formatValue(given)} language={typeof given === "string" ? undefined : "json"} />
         </Labelled>
       )}
-      {call.content.map((one, index) => {
-        const key = `${one.type}:${index}`;
-        if (one.type === "diff")
-          return <FileChange key={key} path={one.path} before={one.oldText} after={one.newText} />;
-        if (one.type === "terminal") {
+      {call.content.map((callContent, index) => {
+        const key = `${callContent.type}:${index}`;
+        if (callContent.type === "diff")
+          return (
+            <FileChange key={key} path={callContent.path} before={callContent.oldText} after={callContent.newText} />
+          );
+        if (callContent.type === "terminal") {
           return (
             <p key={key} className="text-xs text-soft">
-              Ran in the agent's own terminal ({one.id}).
+              Ran in the agent's own terminal ({callContent.id}).
             </p>
           );
         }
-        if (!one.text.trim()) return null;
+        if (!callContent.text.trim()) return null;
         return call.kind === "execute" ? (
-          <Output key={key} text={removeFence(one.text)} label={`Output of ${call.title}`} />
+          <Output key={key} text={removeFence(callContent.text)} label={`Output of ${call.title}`} />
         ) : (
           <div key={key} className="text-[13px]">
-            <Markdown text={markHidden(one.text)} />
+            <Markdown text={markHidden(callContent.text)} />
           </div>
         );
       })}

@@ -152,7 +152,7 @@ export class TranscriptReader {
       const last = items[items.length - 1]?.id;
       for (const id of ids) if (last !== undefined && id < last) this.toReload.add(id);
       const requested = new Set(ids);
-      const reloaded = items.filter((one) => requested.has(one.id));
+      const reloaded = items.filter((message) => requested.has(message.id));
       for (const id of this.transcript.mergeResponse(request, reloaded)) this.toReload.add(id);
     } catch (error) {
       this.transcript.discardRequest(request);

@@ -31,7 +31,7 @@ const read = (id: string, part: Record<string, unknown> | string, role: Message[
   parts: [typeof part === "string" ? { type: "text", text: part } : part],
   createdAt: "2026-01-01T00:00:00Z",
 });
-const texts = (transcript: Transcript) => transcript.messages.map((one) => one.parts[0]?.text);
+const texts = (transcript: Transcript) => transcript.messages.map((message) => message.parts[0]?.text);
 
 describe("a text whose events were received from the beginning", () => {
   it("grows with each delta", () => {

@@ -2,9 +2,9 @@ import { CircleAlert, RotateCw } from "lucide-react";
 import { useRetryTurn } from "@/api/queries/conversation";
 import type { Turn } from "@/api/types";
 import { ProviderHelp } from "@/features/models/provider-help";
-import { BudgetLink } from "@/features/projects/budget-link";
+import { BudgetHelp } from "@/features/projects/budget-help";
 import { count, ESTIMATED, formatCost, formatDuration } from "@/lib/format";
-import { TURNS } from "@/model/status-labels";
+import { ENDED_AFTER_DENIAL, TURNS } from "@/model/status-labels";
 import { Button } from "@/ui/button";
 import { PlainText } from "@/ui/plain-text";
 import { Status } from "@/ui/status";
@@ -15,12 +15,15 @@ import { adviceFor, numbersOf } from "./rows";
 /** How a turn ended, with advice if it failed. `retryable`: it is the last turn, and there is a sandbox to retry it in. */
 export function TurnLine({
   turn,
+  denied,
   retryable,
   agent,
   projectId,
   ofTask,
 }: {
   turn: Turn;
+  /** Permission was denied during the turn, so it may not have done what it was asked to. */
+  denied: boolean;
   retryable: boolean;
   /** The session belongs to a task, whose header offers the ways to resolve a failure. */
   ofTask: boolean;
@@ -42,7 +45,7 @@ export function TurnLine({
     <div className="flex flex-col gap-2 py-1">
       <div className="flex items-center gap-2 text-xs text-faint">
         <span className="h-px flex-1 bg-line" aria-hidden />
-        <Status status={TURNS[turn.status]} />
+        <Status status={denied && turn.status === "completed" ? ENDED_AFTER_DENIAL : TURNS[turn.status]} />
         {facts.length > 0 && (
           <span className="min-w-0 truncate tabular-nums" title={estimated ? ESTIMATED : undefined}>
             {facts.join(" · ")}
@@ -62,7 +65,9 @@ export function TurnLine({
             {advice && <p className="mt-1 text-soft">{advice}</p>}
             <div className="mt-1.5 flex flex-wrap items-center gap-2">
               {retryable && <RetryButton turn={turn} />}
-              {turn.errorCode === "over_budget" && !ofTask && projectId && <BudgetLink projectId={projectId} />}
+              {turn.errorCode === "over_budget" && !ofTask && (
+                <BudgetHelp sentence={turn.error} projectId={projectId} />
+              )}
               <ProviderHelp code={turn.errorCode} agent={agent} projectId={projectId} />
               {turn.errorCode && <code className="font-mono text-2xs text-soft">{turn.errorCode}</code>}
             </div>

@@ -20,7 +20,7 @@ export function useNames(projectId: string | null | undefined): Name {
   }).data;
   return useMemo(() => {
     const names = new Map<string, string>();
-    for (const one of [...(everybody ?? []), ...(others ?? [])]) names.set(one.id, one.name);
+    for (const user of [...(everybody ?? []), ...(others ?? [])]) names.set(user.id, user.name);
     return (userId) => (userId === null ? "Sandyard" : userId === self?.id ? "You" : (names.get(userId) ?? "Someone"));
   }, [self, everybody, others]);
 }

@@ -31,7 +31,7 @@ export function FileView({ sandboxId, path, onBack, onRemoved }: Props) {
   });
   const name = nameOf(path);
   const siblings = useFolder(sandboxId, parentOf(path));
-  const entry = siblings.data?.items.find((one) => one.path === path) ?? opened.data?.entry;
+  const entry = siblings.data?.items.find((sibling) => sibling.path === path) ?? opened.data?.entry;
   return (
     <section aria-label={name} className="flex min-h-0 min-w-0 flex-1 flex-col">
       <div className="flex shrink-0 items-center gap-1 border-b bg-surface px-2 py-1">

@@ -20,7 +20,7 @@ describe("paths", () => {
       true,
       true,
     ]);
-    expect(listCrumbs("/a/b").map((one) => one.path)).toEqual(["/", "/a", "/a/b"]);
+    expect(listCrumbs("/a/b").map((crumb) => crumb.path)).toEqual(["/", "/a", "/a/b"]);
     expect(foldersBetween("/a", "/a/b/c/d.py")).toEqual(["/a/b/c", "/a/b"]);
     expect(foldersBetween("/", "/x/y")).toEqual(["/x"]);
   });

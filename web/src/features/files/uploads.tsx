@@ -25,7 +25,7 @@ export function useUploads(sandboxId: string) {
   const controllers = useRef(new Map<number, AbortController>());
   const change = useCallback(
     (id: number, to: Partial<Upload>) =>
-      setUploads((all) => all.map((one) => (one.id === id ? { ...one, ...to } : one))),
+      setUploads((all) => all.map((upload) => (upload.id === id ? { ...upload, ...to } : upload))),
     [],
   );
   const start = useCallback(
@@ -33,7 +33,7 @@ export function useUploads(sandboxId: string) {
       const batch = files.map((file) => ({ file, id: nextId.current++ }));
       for (const { id } of batch) controllers.current.set(id, new AbortController());
       setUploads((all) => [
-        ...all.filter((one) => one.state !== "done"),
+        ...all.filter((upload) => upload.state !== "done"),
         ...batch.map(({ file, id }) => ({
           id,
           name: file.name,
@@ -61,7 +61,7 @@ export function useUploads(sandboxId: string) {
   const dismiss = useCallback((id: number) => {
     controllers.current.get(id)?.abort();
     controllers.current.delete(id);
-    setUploads((all) => all.filter((one) => one.id !== id));
+    setUploads((all) => all.filter((upload) => upload.id !== id));
   }, []);
   return { uploads, start, dismiss };
 }
@@ -74,28 +74,30 @@ export function UploadList({ uploads, onDismiss }: { uploads: Upload[]; onDismis
       aria-live="polite"
       className="max-h-40 shrink-0 overflow-y-auto border-t bg-surface text-xs"
     >
-      {uploads.map((one) => (
-        <li key={one.id} className="flex items-center gap-2 px-3 py-1">
+      {uploads.map((upload) => (
+        <li key={upload.id} className="flex items-center gap-2 px-3 py-1">
           <span className="min-w-0 flex-1">
-            <span className="block truncate">{one.name}</span>
-            {one.state === "failed" ? (
-              <span className="block text-bad">{one.error}</span>
+            <span className="block truncate">{upload.name}</span>
+            {upload.state === "failed" ? (
+              <span className="block text-bad">{upload.error}</span>
             ) : (
               <progress
                 className="h-1 w-full accent-(--accent)"
-                value={one.progress}
+                value={upload.progress}
                 max={1}
-                aria-label={`Upload of ${one.name}`}
+                aria-label={`Upload of ${upload.name}`}
               />
             )}
           </span>
           <span className="shrink-0 text-faint tabular-nums">
-            {one.state === "done" ? "Done" : one.state === "waiting" ? "Waiting" : formatBytes(one.size)}
+            {upload.state === "done" ? "Done" : upload.state === "waiting" ? "Waiting" : formatBytes(upload.size)}
           </span>
           <IconButton
             size="sm"
-            label={one.state === "sending" || one.state === "waiting" ? `Cancel upload of ${one.name}` : "Dismiss"}
-            onClick={() => onDismiss(one.id)}
+            label={
+              upload.state === "sending" || upload.state === "waiting" ? `Cancel upload of ${upload.name}` : "Dismiss"
+            }
+            onClick={() => onDismiss(upload.id)}
           >
             <X className="size-3.5" aria-hidden />
           </IconButton>

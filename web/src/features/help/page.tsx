@@ -11,7 +11,7 @@ const route = getRouteApi("/inside/help");
 /** The documentation of the installed version, bundled with the platform. */
 export function HelpPage() {
   const { tab } = route.useSearch();
-  const shown = PAGES.find((one) => one.id === tab)?.id ?? "README";
+  const shown = PAGES.find((candidate) => candidate.id === tab)?.id ?? "README";
   const query = useHelpDocument(shown);
   return (
     <Page title="Help">

@@ -5,6 +5,9 @@ test("links between documents point to help pages; other local links and images 
   expect(withOwnLinks("See [agents](docs/agents.md#mcp-servers) and [it](operating.md).")).toBe(
     "See [agents](/help?tab=agents) and [it](/help?tab=operating).",
   );
+  expect(withOwnLinks("[one](reference/settings.md#engine), [two](../api.md), [three](reference/cli.md)")).toBe(
+    "[one](/help?tab=reference/settings), [two](/help?tab=api), three",
+  );
   expect(withOwnLinks("[why](decisions/0024-the-web.md), [web](https://example.org/a.md)")).toBe(
     "why, [web](https://example.org/a.md)",
   );

@@ -2,14 +2,28 @@
 
 export const PAGES = [
   { id: "README", label: "Overview" },
+  { id: "start", label: "First five minutes" },
+  { id: "github", label: "GitHub" },
+  { id: "models", label: "Model keys" },
   { id: "agents", label: "Agents" },
+  { id: "tasks", label: "Tasks" },
+  { id: "sessions", label: "Sessions" },
+  { id: "network", label: "Network" },
   { id: "previews", label: "Previews" },
   { id: "editors", label: "Editors and SSH" },
-  { id: "operating", label: "Operating" },
-  { id: "security-model", label: "Security model" },
+  { id: "api", label: "API and MCP" },
+  { id: "e2b", label: "E2B SDKs" },
+  { id: "templates", label: "Templates" },
   { id: "e2b-compatibility", label: "E2B compatibility" },
   { id: "e2b-clients", label: "E2B clients" },
+  { id: "team", label: "A team" },
+  { id: "operating", label: "Operating" },
+  { id: "security-model", label: "Security model" },
   { id: "performance", label: "Performance" },
+  { id: "features", label: "Features" },
+  { id: "reference/settings", label: "Settings" },
+  { id: "reference/events", label: "Events" },
+  { id: "reference/api", label: "Routes of the API" },
 ];
 
 /** A table with images. */
@@ -17,7 +31,7 @@ const GALLERY = /^(?:\|.*\n)*\|.*!\[.*\n(?:\|.*\n)*/gm;
 /** A sentence that introduces an image, and the image. */
 const LEADING = /:\n\n!\[[^\]]*\]\([^)]*\)$/gm;
 const LINK = /(!?)\[((?:[^[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)/g;
-const DOCUMENT = /^(?:\.\.\/|\.\/)?(?:docs\/)?([\w-]+)\.md(?:#.*)?$/;
+const DOCUMENT = /^(?:\.\.\/|\.\/)?(?:docs\/)?((?:reference\/)?[\w-]+)\.md(?:#.*)?$/;
 
 /** Point links between documents to help pages. Remove images and links to documents that are not included. */
 export function withOwnLinks(text: string): string {

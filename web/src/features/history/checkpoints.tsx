@@ -18,15 +18,15 @@ export function Checkpoints({ checkpoints, sessionId }: { checkpoints: Checkpoin
   const shown = all ? checkpoints : checkpoints.slice(0, SHOWN);
   return (
     <ul className="flex flex-col">
-      {shown.map((one) => (
-        <li key={one.id} className="flex flex-wrap items-center gap-x-2 py-0.5 text-xs text-soft">
+      {shown.map((checkpoint) => (
+        <li key={checkpoint.id} className="flex flex-wrap items-center gap-x-2 py-0.5 text-xs text-soft">
           <Archive className="size-3.5 shrink-0 text-faint" aria-hidden />
-          <span>{REASONS[one.reason]}</span>
-          <Ago at={one.createdAt} className="text-faint" />
+          <span>{REASONS[checkpoint.reason]}</span>
+          <Ago at={checkpoint.createdAt} className="text-faint" />
           <span className="mr-auto text-faint">
-            {one.changed ? `${pluralize(one.changed, "file")} not committed` : "all committed"}
+            {checkpoint.changed ? `${pluralize(checkpoint.changed, "file")} not committed` : "all committed"}
           </span>
-          <RestoreButton checkpoint={one} sessionId={sessionId} />
+          <RestoreButton checkpoint={checkpoint} sessionId={sessionId} />
         </li>
       ))}
       {checkpoints.length > SHOWN && (

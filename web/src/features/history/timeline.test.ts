@@ -6,12 +6,12 @@ const commit = (id: string, minute: number) => ({ id, committedAt: `2026-01-01T1
 const checkpoint = (id: string, head: string, minute: number) =>
   ({ id, head, createdAt: `2026-01-01T10:0${minute}:30.000Z` }) as Checkpoint;
 const told = (entries: Entry[]) =>
-  entries.map((one) =>
-    one.kind === "commit"
-      ? one.commit.id
-      : one.kind === "base"
+  entries.map((entry) =>
+    entry.kind === "commit"
+      ? entry.commit.id
+      : entry.kind === "base"
         ? "base"
-        : one.checkpoints.map((kept) => kept.id).join("+"),
+        : entry.checkpoints.map((kept) => kept.id).join("+"),
   );
 
 const COMMITS = [commit("c3", 5), commit("c2", 3), commit("c1", 1)];
@@ -26,7 +26,7 @@ describe("timeline", () => {
   it("marks pushed commits, and omits the base if older commits are not loaded", () => {
     const entries = timeline({ commits: COMMITS, more: true, checkpoints: [checkpoint("k0", "old", 0)], pushed: "c2" });
     expect(told(entries)).toEqual(["c3", "c2", "c1"]);
-    expect(entries.map((one) => one.kind === "commit" && one.pushed)).toEqual([false, true, true]);
+    expect(entries.map((entry) => entry.kind === "commit" && entry.pushed)).toEqual([false, true, true]);
   });
 
   it("places a checkpoint by time if its commit was rewritten", () => {

@@ -18,11 +18,11 @@ export interface Line {
 export function timeline({ commits, more, checkpoints, pushed }: Line): Entry[] {
   const known = new Set(commits.map((commit) => commit.id));
   const above = new Map<string, Checkpoint[]>();
-  for (const one of [...checkpoints].sort((a, b) => b.createdAt.localeCompare(a.createdAt))) {
-    const at = known.has(one.head)
-      ? one.head
-      : (commits.find((commit) => commit.committedAt <= one.createdAt)?.id ?? "");
-    above.set(at, [...(above.get(at) ?? []), one]);
+  for (const checkpoint of [...checkpoints].sort((a, b) => b.createdAt.localeCompare(a.createdAt))) {
+    const at = known.has(checkpoint.head)
+      ? checkpoint.head
+      : (commits.find((commit) => commit.committedAt <= checkpoint.createdAt)?.id ?? "");
+    above.set(at, [...(above.get(at) ?? []), checkpoint]);
   }
   const entries: Entry[] = [];
   const keep = (at: string) => {

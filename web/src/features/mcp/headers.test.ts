@@ -8,7 +8,7 @@ describe("headers of an MCP server", () => {
     const written = headerRows(stored);
     expect(headersOf(written)).toEqual({ Authorization: null });
     expect(isChanged(written, stored)).toBe(false);
-    const typed = written.map((one) => ({ ...one, value: " Bearer new " }));
+    const typed = written.map((header) => ({ ...header, value: " Bearer new " }));
     expect(headersOf(typed)).toEqual({ Authorization: "Bearer new" });
     expect(isChanged(typed, stored)).toBe(true);
   });

@@ -193,32 +193,32 @@ function Headers({
   error: string | undefined;
 }) {
   const change = (key: number, patch: Partial<Header>) =>
-    onChange(value.map((one) => (one.key === key ? { ...one, ...patch } : one)));
+    onChange(value.map((header) => (header.key === key ? { ...header, ...patch } : header)));
   return (
     <fieldset className="flex flex-col gap-2">
       <legend className="mb-1 text-[13px] font-medium">Headers</legend>
-      {value.map((one) => {
-        const hint = hintOf(one.name, server);
+      {value.map((header) => {
+        const hint = hintOf(header.name, server);
         return (
-          <div key={one.key} className="flex items-center gap-2">
+          <div key={header.key} className="flex items-center gap-2">
             <Input
               aria-label="Header"
               spellCheck={false}
               className="!w-2/5 font-mono !text-xs"
               placeholder="Authorization"
-              value={one.name}
-              onChange={(event) => change(one.key, { name: event.target.value })}
+              value={header.name}
+              onChange={(event) => change(header.key, { name: event.target.value })}
             />
             <SecretInput
-              aria-label={`Value of ${one.name || "the header"}`}
+              aria-label={`Value of ${header.name || "the header"}`}
               placeholder={hint ? `${hint} (unchanged)` : "Bearer …"}
-              value={one.value}
-              onChange={(event) => change(one.key, { value: event.target.value })}
+              value={header.value}
+              onChange={(event) => change(header.key, { value: event.target.value })}
             />
             <IconButton
-              label={`Remove ${one.name || "the header"}`}
+              label={`Remove ${header.name || "the header"}`}
               size="sm"
-              onClick={() => onChange(value.filter((other) => other.key !== one.key))}
+              onClick={() => onChange(value.filter((other) => other.key !== header.key))}
             >
               <X className="size-3.5" aria-hidden />
             </IconButton>
@@ -229,7 +229,7 @@ function Headers({
         <Button
           size="sm"
           onClick={() => {
-            const key = Math.max(0, ...value.map((one) => one.key)) + 1;
+            const key = Math.max(0, ...value.map((header) => header.key)) + 1;
             onChange([...value, { key, name: value.length ? "" : "Authorization", value: "" }]);
           }}
         >

@@ -16,7 +16,7 @@ import { describeKey } from "./key-description";
 
 /** "Codex needs an OpenAI key" */
 export function KeyTitle({ agent }: { agent: Agent }) {
-  const usablePresets = useModelPresets().data?.items.filter((one) => one.agents.includes(agent.name));
+  const usablePresets = useModelPresets().data?.items.filter((preset) => preset.agents.includes(agent.name));
   return (
     <h2 className="font-semibold">
       {agent.title} needs {describeKey(usablePresets ?? [])}
@@ -59,7 +59,7 @@ export function KeyForm({
   return (
     <Loaded query={query}>
       {(found) => {
-        const usablePresets = found.items.filter((one) => one.agents.includes(agent.name));
+        const usablePresets = found.items.filter((preset) => preset.agents.includes(agent.name));
         if (scope === undefined) return null;
         if (scope === "none") return <AskForKey projectId={projectId} />;
         return (
@@ -82,7 +82,7 @@ function KeyFields({
   const [name, setName] = useState(presets[0]?.name ?? "");
   const [key, setKey] = useState("");
   const [address, setAddress] = useState<string | null>(null);
-  const preset = presets.find((one) => one.name === name);
+  const preset = presets.find((candidate) => candidate.name === name);
   const save = useAddModelKey({
     onSuccess: (added) => {
       toast.success(`${preset?.title ?? added.name} key saved`);
@@ -122,7 +122,7 @@ function KeyFields({
               setAddress(null);
               save.reset();
             }}
-            choices={presets.map((one) => ({ value: one.name, label: one.title, detail: one.baseUrl }))}
+            choices={presets.map((item) => ({ value: item.name, label: item.title, detail: item.baseUrl }))}
           />
         )}
       </Field>
@@ -146,7 +146,9 @@ function KeyFields({
         }
         error={fieldError(save.error, "key")}
       >
-        {(control) => <SecretInput {...control} value={key} onChange={(event) => setKey(event.target.value)} />}
+        {(control) => (
+          <SecretInput {...control} autoFocus value={key} onChange={(event) => setKey(event.target.value)} />
+        )}
       </Field>
       {save.error && (
         <p role="alert" className="text-[13px] break-words text-bad sm:col-span-2">

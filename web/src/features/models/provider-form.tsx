@@ -53,18 +53,18 @@ export function ProviderForm({
     prices: formatPrices(provider?.prices ?? {}),
   });
   const presets = useModelPresets({ enabled: !provider }).data;
-  const [presetName, setPresetName] = useState(OTHER);
-  const preset = presets?.items.find((one) => one.name === presetName);
+  const [presetName, setPresetName] = useState("");
+  const preset = presets?.items.find((candidate) => candidate.name === presetName);
   const hasKey = provider !== undefined && provider.hint !== NO_KEY;
   const choosePreset = (name: string) => {
     setPresetName(name);
-    const chosen = presets?.items.find((one) => one.name === name);
+    const chosen = presets?.items.find((item) => item.name === name);
     set(chosen ? valuesOf(chosen) : { name: "", baseUrl: "", models: [], prices: [] });
   };
   const prices = parsePrices(form.prices);
   const save = useSaveModelProvider({
     onSuccess: (saved) => {
-      const known = presets?.items.find((one) => one.name === saved.name);
+      const known = presets?.items.find((item) => item.name === saved.name);
       toast.success(`${known?.title ?? saved.name} saved`);
       onDone();
     },
@@ -121,14 +121,15 @@ export function ProviderForm({
             <Select
               {...control}
               value={presetName}
+              placeholder="Choose a provider"
               onChange={choosePreset}
               choices={[
-                { value: OTHER, label: "Other" },
-                ...(presets?.items ?? []).map((one) => ({
-                  value: one.name,
-                  label: one.title,
-                  detail: one.baseUrl,
+                ...(presets?.items ?? []).map((item) => ({
+                  value: item.name,
+                  label: item.title,
+                  detail: item.baseUrl,
                 })),
+                { value: OTHER, label: "Other", detail: "Any server with one of the supported APIs" },
               ]}
             />
           )}

@@ -25,7 +25,8 @@ export function ProviderHelp({
   onAdded?: () => void;
 }) {
   if (code === "no_model") return <AddKey agent={agent} projectId={projectId} onAdded={onAdded} />;
-  return code?.startsWith("model_") ? <SettingsLink projectId={projectId} /> : null;
+  if (code === "model_busy") return null; // a rate limit: no setting helps
+  return code?.startsWith("model_") ? <ProviderSettingsLink projectId={projectId} /> : null;
 }
 
 /** Warn that the agent lacks its key and would fail, with a button to add the key. */
@@ -53,11 +54,11 @@ export function AddKey({
   look?: ButtonProps["look"];
 }) {
   const agents = useAgents();
-  const agent = agents.data?.find((one) => one.name === name);
+  const agent = agents.data?.find((candidate) => candidate.name === name);
   const scope = useKeyScope(projectId);
   const [open, setOpen] = useState(false);
   if (agents.isPending) return null;
-  if (!agent) return <SettingsLink projectId={projectId} />;
+  if (!agent) return <ProviderSettingsLink projectId={projectId} />;
   if (scope === undefined) return null;
   if (scope === "none") return <AskForKey projectId={projectId} />;
   return (
@@ -85,14 +86,14 @@ export function AddKey({
 }
 
 /** Link to the provider settings: those of the project if it has its own providers. */
-function SettingsLink({ projectId }: { projectId: string | undefined }) {
+export function ProviderSettingsLink({ projectId }: { projectId: string | undefined }) {
   const providers = useModelProviders(projectId, { enabled: projectId !== undefined }).data;
   const content = (
     <>
       <KeyRound className="size-3.5" aria-hidden /> Model provider settings
     </>
   );
-  return projectId && providers?.some((one) => one.projectId === projectId) ? (
+  return projectId && providers?.some((provider) => provider.projectId === projectId) ? (
     <Link to="/projects/$projectId" params={{ projectId }} search={{ tab: "models" }} className={LOOK}>
       {content}
     </Link>

@@ -31,16 +31,16 @@ export function Providers({ projectId, frozen }: { projectId?: string; frozen: b
     >
       <Loaded query={query}>
         {(found) => {
-          const shown = projectId ? found : found.filter((one) => one.projectId === null);
+          const shown = projectId ? found : found.filter((provider) => provider.projectId === null);
           return shown.length ? (
             <ul className="divide-y">
-              {shown.map((one) => (
+              {shown.map((provider) => (
                 <ProviderRow
-                  key={one.id}
-                  provider={one}
-                  shared={projectId !== undefined && one.projectId === null}
+                  key={provider.id}
+                  provider={provider}
+                  shared={projectId !== undefined && provider.projectId === null}
                   frozen={frozen}
-                  onEdit={() => setEditing(one)}
+                  onEdit={() => setEditing(provider)}
                 />
               ))}
             </ul>

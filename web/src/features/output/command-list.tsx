@@ -20,27 +20,27 @@ export function CommandList({ commands, chosen, onChoose, more, onMore, loading 
   return (
     <nav aria-label="Commands" className="min-h-0 overflow-y-auto">
       <ul>
-        {commands.map((one) => {
-          const word = commandStatus(one);
+        {commands.map((command) => {
+          const word = commandStatus(command);
           return (
-            <li key={one.id}>
+            <li key={command.id}>
               <button
                 type="button"
-                aria-current={one.id === chosen}
-                onClick={() => onChoose(one.id)}
+                aria-current={command.id === chosen}
+                onClick={() => onChoose(command.id)}
                 className={clsx(
                   "flex w-full flex-col gap-0.5 border-b px-3 py-1.5 text-left outline-offset-[-2px] hover:bg-hover",
-                  one.id === chosen && "bg-sunken",
+                  command.id === chosen && "bg-sunken",
                 )}
               >
-                <span className="line-clamp-2 w-full font-mono text-xs break-all" title={one.command.slice(0, 500)}>
-                  {one.command.slice(0, 300)}
+                <span className="line-clamp-2 w-full font-mono text-xs break-all" title={command.command.slice(0, 500)}>
+                  {command.command.slice(0, 300)}
                 </span>
                 <span className="flex w-full items-center gap-1.5 text-2xs text-soft tabular-nums">
                   <Dot tone={word.tone} pulse={word.busy ?? false} />
                   {word.text}
-                  <CommandDuration command={one} />
-                  <Ago at={one.startedAt} className="ml-auto text-faint" />
+                  <CommandDuration command={command} />
+                  <Ago at={command.startedAt} className="ml-auto text-faint" />
                 </span>
               </button>
             </li>

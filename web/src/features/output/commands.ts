@@ -5,19 +5,22 @@ import type { StatusLabel } from "@/model/status-labels";
 import { LogStore } from "./log-store";
 import { CommandStream, type StreamState } from "./log-stream";
 
-export const isOver = (one: Pick<Command, "status">): boolean => one.status !== "starting" && one.status !== "running";
+export const isOver = (command: Pick<Command, "status">): boolean =>
+  command.status !== "starting" && command.status !== "running";
 
-export function commandStatus(one: Command): StatusLabel {
-  switch (one.status) {
+export function commandStatus(command: Command): StatusLabel {
+  switch (command.status) {
     case "starting": // A short state without an event at its end.
     case "running":
       return { text: "Running", tone: "info", busy: true };
     case "exited":
-      return one.exitCode === 0 ? { text: "Exit 0", tone: "ok" } : { text: `Exit ${one.exitCode ?? "?"}`, tone: "bad" };
+      return command.exitCode === 0
+        ? { text: "Exit 0", tone: "ok" }
+        : { text: `Exit ${command.exitCode ?? "?"}`, tone: "bad" };
     case "timed_out":
       return { text: "Timed out", tone: "bad" };
     case "killed":
-      return { text: one.signal ? `Killed (signal ${one.signal})` : "Killed", tone: "warn" };
+      return { text: command.signal ? `Killed (signal ${command.signal})` : "Killed", tone: "warn" };
     case "lost":
       return { text: "Exit status unknown", tone: "warn" };
     case "not_started":
@@ -32,14 +35,14 @@ export interface Log {
 }
 
 /** Stream a command's output; null until the stream has started. */
-export function useLog(one: Command, attempt: number): Log | null {
+export function useLog(command: Command, attempt: number): Log | null {
   const [log, setLog] = useState<Log | null>(null);
   // biome-ignore lint/correctness/useExhaustiveDependencies: only another command or a retry opens a new stream
   useEffect(() => {
     const store = new LogStore();
-    const stream = new CommandStream(one, store, (state, error) => setLog({ store, state, error }));
+    const stream = new CommandStream(command, store, (state, error) => setLog({ store, state, error }));
     void stream.start();
     return () => stream.stop();
-  }, [one.id, attempt]);
+  }, [command.id, attempt]);
   return log;
 }

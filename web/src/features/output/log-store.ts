@@ -52,7 +52,7 @@ export class LogStore {
     return this.first + this.texts.length;
   }
 
-  /** Lines before this number will not change any more. */
+  /** Lines before this number will not change again. */
   get settled(): number {
     return Math.min(this.open.stdout?.number ?? this.end, this.open.stderr?.number ?? this.end);
   }

@@ -108,7 +108,9 @@ export function LogViewer({ store, label, tools, note, empty, live }: Props) {
     (by: 1 | -1) => {
       const matches = search?.matches ?? [];
       if (!matches.length) return;
-      const at = current ? matches.findIndex((one) => one.line === current.line && one.from === current.from) : -1;
+      const at = current
+        ? matches.findIndex((match) => match.line === current.line && match.from === current.from)
+        : -1;
       showMatch(matches[(at + by + matches.length) % matches.length] as Match);
     },
     [search, current, showMatch],
@@ -134,7 +136,7 @@ export function LogViewer({ store, label, tools, note, empty, live }: Props) {
   };
   const total = search?.matches.length ?? 0;
   const matchNumber = current
-    ? (search?.matches.findIndex((one) => one.line === current.line && one.from === current.from) ?? -1) + 1
+    ? (search?.matches.findIndex((match) => match.line === current.line && match.from === current.from) ?? -1) + 1
     : 0;
 
   return (

@@ -25,7 +25,9 @@ export function OutputPanel({
 }) {
   const pages = useCommandPages(sandboxId);
   const known = pages.data?.pages.flatMap((page) => page.items) ?? [];
-  const listed = at ? known.find((one) => one.id === at) : (known.find((one) => !isOver(one)) ?? known[0]);
+  const listed = at
+    ? known.find((command) => command.id === at)
+    : (known.find((command) => !isOver(command)) ?? known[0]);
   const missing = at !== undefined && pages.data !== undefined && !listed;
   const other = useCommand(sandboxId, at ?? "", { enabled: missing });
   const chosen = listed ?? (missing ? other.data : undefined);
@@ -83,9 +85,9 @@ export function OutputPanel({
 }
 
 function choices(known: Command[], also: Command | undefined) {
-  return (also ? [...known, also] : known).map((one) => ({
-    value: one.id,
-    label: one.command.slice(0, 60),
-    detail: commandStatus(one).text,
+  return (also ? [...known, also] : known).map((command) => ({
+    value: command.id,
+    label: command.command.slice(0, 60),
+    detail: commandStatus(command).text,
   }));
 }

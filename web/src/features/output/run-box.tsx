@@ -43,7 +43,7 @@ export function RunBox({
   });
   const status = sandbox.data?.status;
   const gone = status === "destroyed" || status === "error";
-  const lines = [...new Set(past.map((one) => one.command))].filter((one) => !one.includes("\n"));
+  const lines = [...new Set(past.map((command) => command.command))].filter((command) => !command.includes("\n"));
 
   const recall = (by: 1 | -1) => {
     const next = Math.max(-1, Math.min(lines.length - 1, recalled + by));

@@ -47,13 +47,13 @@ export function AccessTab({ project }: { project: Project }) {
         <Loaded query={query}>
           {(stored) => (
             <ul className="divide-y">
-              {KINDS.map((one) => (
+              {KINDS.map((kind) => (
                 <CredentialRow
-                  key={one.kind}
-                  {...one}
+                  key={kind.kind}
+                  {...kind}
                   projectId={project.id}
                   frozen={frozen}
-                  stored={stored.find((credential) => credential.kind === one.kind)}
+                  stored={stored.find((credential) => credential.kind === kind.kind)}
                 />
               ))}
             </ul>

@@ -10,8 +10,10 @@ import { SubmitForm, useFormState } from "@/ui/form";
 import { SecretInput } from "@/ui/inputs";
 import { toast } from "@/ui/toast";
 import { FindingList } from "./connection-test";
+import { KnownRepository } from "./known-repository";
 import { suggestName } from "./names";
 import { SampleButton } from "./sample-button";
+import { TokenHelp } from "./token-help";
 
 const BLANK = { name: "", repository: "", baseBranch: "", token: "", username: "" };
 
@@ -92,6 +94,13 @@ function ProjectFields({ onClose }: { onClose: () => void }) {
           />
         )}
       </Field>
+      <KnownRepository
+        repository={form.repository}
+        onUse={(project) => {
+          onClose();
+          void navigate({ to: "/board", search: { project: project.id } });
+        }}
+      />
       <Field label="Name" error={fieldError(create.error, "name")}>
         {(control) => (
           <Input
@@ -113,7 +122,11 @@ function ProjectFields({ onClose }: { onClose: () => void }) {
           />
         )}
       </Field>
-      <Field label="Token" hint="For private repositories. Write-only." error={errorAt("token")}>
+      <Field
+        label="Token"
+        hint="To push, for pull requests and for private repositories. Write-only."
+        error={errorAt("token")}
+      >
         {(control) => (
           <SecretInput {...control} value={form.token} onChange={(event) => set({ token: event.target.value })} />
         )}
@@ -129,6 +142,7 @@ function ProjectFields({ onClose }: { onClose: () => void }) {
           />
         )}
       </Field>
+      <TokenHelp repository={form.repository.trim()} className="sm:col-span-2" />
       {create.error && (
         <div role="alert" className="flex flex-col gap-2 text-[13px] sm:col-span-2">
           <p className="text-bad">

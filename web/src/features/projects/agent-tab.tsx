@@ -1,6 +1,7 @@
 import { useAgents } from "@/api/queries/agents";
 import type { Project } from "@/api/types";
 import { pickerTitle } from "@/model/agent-facts";
+import { PERMISSION_MODES } from "@/model/permissions";
 import { agentTitle } from "@/model/task-facts";
 import { Field, Input, Select } from "@/ui/field";
 import { Fields, Form } from "@/ui/form";
@@ -9,15 +10,6 @@ import { Section } from "@/ui/page";
 import { useProjectForm } from "./project-form";
 
 const PLATFORM = "default";
-const MODES = [
-  { value: "allow_all", label: "Allow everything", detail: "Everything inside the sandbox." },
-  {
-    value: "allow_reads",
-    label: "Allow reading",
-    detail: "Reading, searching and thinking. Everything else needs permission.",
-  },
-  { value: "ask", label: "Ask for everything", detail: "A person answers every permission request." },
-];
 const STUCK = [
   { value: "show", label: "Show a warning" },
   { value: "wake", label: "Interrupt the agent and tell it to continue" },
@@ -32,8 +24,8 @@ export function AgentTab({ project }: { project: Project }) {
   const { permissions } = agent;
   const platformDefault = project.settings.agent?.default
     ? undefined
-    : agents.find((one) => one.name === project.defaultAgent);
-  const chosen = agents.find((one) => one.name === agent.default);
+    : agents.find((candidate) => candidate.name === project.defaultAgent);
+  const chosen = agents.find((candidate) => candidate.name === agent.default);
   const editPermissions = (patch: Partial<typeof permissions>) =>
     edit("agent", { permissions: { ...permissions, ...patch } });
   return (
@@ -51,10 +43,10 @@ export function AgentTab({ project }: { project: Project }) {
                     value: PLATFORM,
                     label: `Platform default${platformDefault ? `: ${agentTitle(platformDefault)}` : ""}`,
                   },
-                  ...agents.map((one) => ({
-                    value: one.name,
-                    label: pickerTitle(one, project.id),
-                    detail: one.description,
+                  ...agents.map((item) => ({
+                    value: item.name,
+                    label: pickerTitle(item, project.id),
+                    detail: item.description,
                   })),
                   ...(agent.default && !chosen ? [{ value: agent.default, label: agent.default }] : []),
                 ]}
@@ -106,7 +98,7 @@ export function AgentTab({ project }: { project: Project }) {
                 {...control}
                 value={permissions.mode}
                 onChange={(mode) => editPermissions({ mode: mode as typeof permissions.mode })}
-                choices={MODES}
+                choices={[...PERMISSION_MODES]}
               />
             )}
           </Field>

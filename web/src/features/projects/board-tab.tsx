@@ -7,6 +7,12 @@ import { Section } from "@/ui/page";
 import { type ProjectForm, useProjectForm } from "./project-form";
 
 const LIMITED = ["backlog", "in_progress", "in_review"] as const;
+const QUOTAS = [
+  { name: "runningSandboxes", label: "Running sandboxes" },
+  { name: "cpus", label: "Processors of running sandboxes" },
+  { name: "memoryMb", label: "Memory of running sandboxes (MiB)" },
+  { name: "diskMb", label: "Disk space of all sandboxes (MiB)" },
+] as const;
 const FINISHED = [
   { value: "destroy", label: "Delete" },
   { value: "pause", label: "Pause and keep" },
@@ -64,6 +70,26 @@ export function BoardTab({ project }: { project: Project }) {
         <Fields>
           <Budget made={made} which="budget" title="per task" />
           <Budget made={made} which="monthlyBudget" title="of the project per month" />
+        </Fields>
+      </Section>
+      <Section
+        title="Sandboxes"
+        description="Limits for all sandboxes of the project together. Settings → Limits shows what they use."
+      >
+        <Fields>
+          {QUOTAS.map(({ name, label }) => (
+            <Field key={name} label={label} error={errorAt(`quotas.${name}`)}>
+              {(control) => (
+                <NumberInput
+                  {...control}
+                  min={1}
+                  placeholder="no limit"
+                  value={settings.quotas[name] ?? null}
+                  onChange={(most) => edit("quotas", { [name]: most })}
+                />
+              )}
+            </Field>
+          ))}
         </Fields>
       </Section>
       <Section title="Issues, comments and checks">

@@ -47,27 +47,6 @@ export function ForgeTab({ project }: { project: Project }) {
   const { git, forge } = settings;
   return (
     <Form {...form}>
-      <Section title="Commits">
-        <Fields>
-          {PEOPLE.map((one) => (
-            <Identity key={one.key} made={made} which={one.key} label={one.label} hint={one.hint} />
-          ))}
-          <Field
-            label="Commit messages"
-            hint="Required format of commit subjects, checked before committing and pushing."
-            error={errorAt("git.commitMessages")}
-          >
-            {(control) => (
-              <Select
-                {...control}
-                value={git.commitMessages}
-                onChange={(which) => edit("git", { commitMessages: which as typeof git.commitMessages })}
-                choices={MESSAGES}
-              />
-            )}
-          </Field>
-        </Fields>
-      </Section>
       <Section title="Forge">
         <ForgeNote project={project} linked={false} className="m-4 mb-0" />
         <Fields>
@@ -118,18 +97,39 @@ export function ForgeTab({ project }: { project: Project }) {
               label="Delete the branch after merging"
             />
           </div>
-          {LISTS.map((one) => (
-            <Field key={one.key} label={one.label} hint="One per line." error={errorAt(`forge.${one.key}`)}>
+          {LISTS.map((item) => (
+            <Field key={item.key} label={item.label} hint="One per line." error={errorAt(`forge.${item.key}`)}>
               {(control) => (
                 <ListInput
                   {...control}
                   rows={3}
-                  value={forge[one.key]}
-                  onChange={(list) => edit("forge", { [one.key]: list })}
+                  value={forge[item.key]}
+                  onChange={(list) => edit("forge", { [item.key]: list })}
                 />
               )}
             </Field>
           ))}
+        </Fields>
+      </Section>
+      <Section title="Commits">
+        <Fields>
+          {PEOPLE.map((field) => (
+            <Identity key={field.key} made={made} which={field.key} label={field.label} hint={field.hint} />
+          ))}
+          <Field
+            label="Commit messages"
+            hint="Required format of commit subjects, checked before committing and pushing."
+            error={errorAt("git.commitMessages")}
+          >
+            {(control) => (
+              <Select
+                {...control}
+                value={git.commitMessages}
+                onChange={(which) => edit("git", { commitMessages: which as typeof git.commitMessages })}
+                choices={MESSAGES}
+              />
+            )}
+          </Field>
         </Fields>
       </Section>
     </Form>

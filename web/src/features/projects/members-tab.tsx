@@ -23,9 +23,12 @@ export function MembersTab({ project }: { project: Project }) {
   const owner =
     project.ownerId === user?.id
       ? `${user.name} (you)`
-      : (people.data?.find((one) => one.id === project.ownerId)?.name ?? project.ownerId);
+      : (people.data?.find((candidate) => candidate.id === project.ownerId)?.name ?? project.ownerId);
   const others = people.data?.filter(
-    (one) => !one.disabledAt && one.id !== project.ownerId && !query.data?.some((member) => member.id === one.id),
+    (candidate) =>
+      !candidate.disabledAt &&
+      candidate.id !== project.ownerId &&
+      !query.data?.some((member) => member.id === candidate.id),
   );
   return (
     <Section
@@ -126,7 +129,7 @@ function AddMember({
               onChange={setChosen}
               placeholder={people.length ? "Choose a person" : loading ? "Loading…" : "No one else to add"}
               disabled={!people.length}
-              choices={people.map((one) => ({ value: one.id, label: one.name }))}
+              choices={people.map((person) => ({ value: person.id, label: person.name }))}
             />
           ) : (
             <Input

@@ -27,10 +27,10 @@ export function NetworkTab({ project }: { project: Project }) {
   const { settings, edit, form, errorAt } = useProjectForm(project);
   const { network } = settings;
   const platformMode = useMe().data?.defaultNetwork;
-  const platformDefault = MODES.find((one) => one.value === platformMode);
+  const platformDefault = MODES.find((candidate) => candidate.value === platformMode);
   const toggle = (preset: (typeof network.presets)[number], on: boolean) =>
     edit("network", {
-      presets: on ? [...network.presets, preset] : network.presets.filter((one) => one !== preset),
+      presets: on ? [...network.presets, preset] : network.presets.filter((value) => value !== preset),
     });
   return (
     <Form {...form}>

@@ -39,8 +39,12 @@ export function ProjectsPage() {
         {(found) =>
           found.length ? (
             <ul className="divide-y rounded-lg border bg-surface">
-              {found.map((one) => (
-                <ProjectRow key={one.id} project={one} counts={counts.data && (counts.data.get(one.id) ?? NO_CARDS)} />
+              {found.map((project) => (
+                <ProjectRow
+                  key={project.id}
+                  project={project}
+                  counts={counts.data && (counts.data.get(project.id) ?? NO_CARDS)}
+                />
               ))}
             </ul>
           ) : archived ? (

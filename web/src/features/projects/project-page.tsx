@@ -41,7 +41,7 @@ export function ProjectPage() {
   const { projectId } = route.useParams();
   const { tab, from } = route.useSearch();
   const query = useProject(projectId);
-  const shown = TABS.find((one) => one.id === tab)?.id ?? "general";
+  const shown = TABS.find((candidate) => candidate.id === tab)?.id ?? "general";
   return (
     <Page
       title={query.data?.name ?? "Project"}

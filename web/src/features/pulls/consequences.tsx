@@ -5,7 +5,7 @@ import { pluralize } from "@/lib/format";
 
 /** What happens to the sandbox, according to the project's settings. */
 export function SandboxNote({ projectId }: { projectId: string }) {
-  const project = useProjects().data?.find((one) => one.id === projectId);
+  const project = useProjects().data?.find((candidate) => candidate.id === projectId);
   return project?.settings.tasks?.finished === "pause"
     ? "Its sandbox is paused."
     : "Its sandbox is deleted, including running programs and files ignored by Git.";

@@ -3,6 +3,7 @@ import { ApiError } from "@/api/client";
 import { ErrorBanner } from "@/features/changes/operations";
 import { helpFor } from "@/model/forge";
 import { Button } from "@/ui/button";
+import { CopyButton } from "@/ui/code";
 import { errorMessage } from "@/ui/states";
 
 /** An error of the forge, with the action that may resolve it. */
@@ -23,8 +24,10 @@ export function ForgeError({
 }) {
   if (!error) return null;
   const help = error instanceof ApiError ? helpFor(error.code) : null;
+  const command = commandOf(error);
   return (
     <ErrorBanner title={title} text={errorMessage(error)} onClose={onClose}>
+      {command && <CopyButton text={command} label="Copy the command" />}
       {help === "credential" && projectId && (
         <Link to="/projects/$projectId" params={{ projectId }} className="text-xs font-medium text-accent underline">
           Open project settings
@@ -42,4 +45,10 @@ export function ForgeError({
       )}
     </ErrorBanner>
   );
+}
+
+/** Return the command that a user can run on the server instead, if the error of the platform has one. */
+export function commandOf(error: unknown): string | undefined {
+  const command = error instanceof ApiError ? (error.problem as { command?: unknown }).command : undefined;
+  return typeof command === "string" ? command : undefined;
 }

@@ -67,7 +67,7 @@ export function Pull({
   const method = chosen ?? project?.settings.forge?.mergeMethod ?? "squash";
   const task = useTask(taskId ?? "", { enabled: taskId !== undefined }).data;
   const cancel = useCancelLabel(sessionId);
-  const verified = verificationOf(task?.attempts.find((one) => one.sessionId === sessionId));
+  const verified = verificationOf(task?.attempts.find((attempt) => attempt.sessionId === sessionId));
   const { runs, remarks, labels, warnings } = detailOf(pull);
   const pending = request.isPending ? request.variables.action : null;
   const bar = mergeBar(pull);

@@ -29,20 +29,20 @@ export function DeniedConnections({
           </p>
         ) : (
           <ul className="divide-y rounded-md border">
-            {items.map((one) => (
+            {items.map((attempt) => (
               <li
-                key={`${one.host}:${one.port}/${one.protocol}`}
+                key={`${attempt.host}:${attempt.port}/${attempt.protocol}`}
                 className="flex flex-wrap items-center gap-2 px-2 py-1.5"
               >
                 <span className="font-mono text-[13px] break-all">
-                  {one.host}
-                  {one.port !== null && `:${one.port}`}
+                  {attempt.host}
+                  {attempt.port !== null && `:${attempt.port}`}
                 </span>
-                <span className="text-xs text-soft">{one.protocol}</span>
+                <span className="text-xs text-soft">{attempt.protocol}</span>
                 <span className="mr-auto text-xs text-soft">
-                  <Ago at={one.at} />
+                  <Ago at={attempt.at} />
                 </span>
-                {projectId && <AllowHost host={one.host} projectId={projectId} />}
+                {projectId && <AllowHost host={attempt.host} projectId={projectId} />}
               </li>
             ))}
           </ul>

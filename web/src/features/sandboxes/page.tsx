@@ -27,7 +27,7 @@ const SNAPSHOT = /^s[a-z0-9]{19}(:|$)/;
 export function SandboxesPage() {
   const search = useSearch({ from: "/inside/sandboxes" });
   const navigate = useNavigate({ from: "/sandboxes" });
-  const status = STATUSES.find((one) => one === search.status);
+  const status = STATUSES.find((value) => value === search.status);
   const isAdmin = useIsAdmin();
   const query = useSandboxes(status, search.all ?? false);
   return (
@@ -48,7 +48,7 @@ export function SandboxesPage() {
             onChange={(value) => navigate({ search: { ...search, status: value === "any" ? undefined : value } })}
             choices={[
               { value: "any", label: "Any status" },
-              ...STATUSES.map((one) => ({ value: one, label: SANDBOXES[one].text })),
+              ...STATUSES.map((value) => ({ value: value, label: SANDBOXES[value].text })),
             ]}
           />
         </>
@@ -69,7 +69,7 @@ export function SandboxesPage() {
 function SandboxList({ rows, all }: { rows: ListedSandbox[]; all: boolean }) {
   const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
   const users = useUsers({ enabled: all, retry: false });
-  const userName = (id: string) => users.data?.find((one) => one.id === id)?.name ?? id;
+  const userName = (id: string) => users.data?.find((user) => user.id === id)?.name ?? id;
   if (rows.length === 0)
     return (
       <Empty title="No sandboxes" icon={<Container className="size-6" aria-hidden />}>

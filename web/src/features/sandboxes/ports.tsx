@@ -23,20 +23,20 @@ export function Ports({ sandboxId, running }: { sandboxId: string; running: bool
           </p>
         ) : (
           <ul className="divide-y rounded-md border">
-            {ports.items.map((one) => (
-              <li key={`${one.address}:${one.port}`} className="flex flex-wrap items-center gap-2 px-2 py-1.5">
-                <span className="font-mono text-[13px] tabular-nums">{one.port}</span>
-                <span className="mr-auto truncate text-xs text-soft">{one.process ?? one.address}</span>
+            {ports.items.map((port) => (
+              <li key={`${port.address}:${port.port}`} className="flex flex-wrap items-center gap-2 px-2 py-1.5">
+                <span className="font-mono text-[13px] tabular-nums">{port.port}</span>
+                <span className="mr-auto truncate text-xs text-soft">{port.process ?? port.address}</span>
                 <Button
                   size="sm"
                   busy={open.isPending}
-                  onClick={() => open.mutate({ sandboxId, port: one.port, path: "/", hash: "" })}
+                  onClick={() => open.mutate({ sandboxId, port: port.port, path: "/", hash: "" })}
                 >
                   <ExternalLink className="size-3.5" aria-hidden /> Open
                 </Button>
                 <Button
                   size="sm"
-                  onClick={() => showPreview({ sandboxId, port: one.port, path: "/", title: `Port ${one.port}` })}
+                  onClick={() => showPreview({ sandboxId, port: port.port, path: "/", title: `Port ${port.port}` })}
                 >
                   <PanelRight className="size-3.5" aria-hidden /> {wide ? "Open to the side" : "Preview"}
                 </Button>

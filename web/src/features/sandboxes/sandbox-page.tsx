@@ -26,7 +26,7 @@ export function SandboxPage() {
   const navigate = useNavigate({ from: "/sandboxes/$sandboxId" });
   const query = useSandbox(sandboxId);
   useTitle(`Sandbox ${sandboxId}`);
-  const tab = TABS.find((one) => one.id === search.tab)?.id ?? "sandbox";
+  const tab = TABS.find((candidate) => candidate.id === search.tab)?.id ?? "sandbox";
   const setSelection = (value: string | undefined) => navigate({ search: { ...search, at: value }, replace: true });
   return (
     <Loaded query={query}>

@@ -19,8 +19,8 @@ export function LiveUsage({ sandboxId, running }: { sandboxId: string; running: 
       setSamples((known) => (known.at(-1)?.at === newest.at ? known : [...known, newest].slice(-MAX_SAMPLES)));
   }, [newest]);
   if (!newest) return <p className="text-[13px] text-soft">No data yet.</p>;
-  const cpu = samples.flatMap((one) => (one.cpuPercent == null ? [] : [one.cpuPercent]));
-  const memory = samples.flatMap((one) => (one.memoryBytes == null ? [] : [one.memoryBytes]));
+  const cpu = samples.flatMap((sample) => (sample.cpuPercent == null ? [] : [sample.cpuPercent]));
+  const memory = samples.flatMap((sample) => (sample.memoryBytes == null ? [] : [sample.memoryBytes]));
   const cores = newest.cpuCount ?? 1;
   return (
     <dl className="grid gap-3 sm:grid-cols-2">

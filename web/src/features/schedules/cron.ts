@@ -34,14 +34,14 @@ function describeTimes(minute: string, hour: string): string | null {
   if (hour === "*" && every.test(minute)) return `every ${every.exec(minute)?.[1]} minutes`;
   if (!/^\d+(,\d+)*$/.test(minute)) return null;
   const minutes = minute.split(",").map(Number);
-  if (minutes.some((one) => one > 59)) return null;
-  if (hour === "*") return `every hour at ${join(minutes.map((one) => `:${String(one).padStart(2, "0")}`))}`;
+  if (minutes.some((candidate) => candidate > 59)) return null;
+  if (hour === "*") return `every hour at ${join(minutes.map((item) => `:${String(item).padStart(2, "0")}`))}`;
   if (every.test(hour) && minutes.length === 1) {
     return `every ${every.exec(hour)?.[1]} hours at :${String(minutes[0]).padStart(2, "0")}`;
   }
   if (!/^\d+(,\d+)*$/.test(hour)) return null;
   const hours = hour.split(",").map(Number);
-  if (hours.some((one) => one > 23)) return null;
+  if (hours.some((candidate) => candidate > 23)) return null;
   return `at ${join(hours.flatMap((h) => minutes.map((m) => `${String(h).padStart(2, "0")}:${String(m).padStart(2, "0")}`)))}`;
 }
 

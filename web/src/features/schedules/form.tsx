@@ -107,7 +107,7 @@ export function ScheduleForm({
             disabled={Boolean(schedule)}
             value={form.projectId}
             onChange={(id) => set({ projectId: id })}
-            choices={projects.map((one) => ({ value: one.id, label: one.name }))}
+            choices={projects.map((project) => ({ value: project.id, label: project.name }))}
           />
         )}
       </Field>
@@ -153,9 +153,9 @@ export function ScheduleForm({
         ))}
       </datalist>
       <div className="flex flex-wrap gap-1.5 sm:col-span-2">
-        {EXAMPLES.map((one) => (
-          <Button key={one.cron} size="sm" look="ghost" onClick={() => set({ cron: one.cron })}>
-            {one.label}
+        {EXAMPLES.map((example) => (
+          <Button key={example.cron} size="sm" look="ghost" onClick={() => set({ cron: example.cron })}>
+            {example.label}
           </Button>
         ))}
       </div>
@@ -187,7 +187,7 @@ export function ScheduleForm({
             onChange={(agent) => set({ agent })}
             choices={[
               { value: PROJECT_DEFAULT, label: "Project default" },
-              ...agents.map((one) => ({ value: one.name, label: pickerTitle(one, form.projectId) })),
+              ...agents.map((agent) => ({ value: agent.name, label: pickerTitle(agent, form.projectId) })),
             ]}
           />
         )}

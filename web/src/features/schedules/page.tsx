@@ -37,10 +37,10 @@ export function SchedulesPage() {
             onChange={(id) => navigate({ to: "/schedules", search: id === "all" ? {} : { project: id } })}
             choices={[
               { value: "all", label: "All projects" },
-              ...(projects.data ?? []).map((one) => ({ value: one.id, label: one.name })),
+              ...(projects.data ?? []).map((item) => ({ value: item.id, label: item.name })),
             ]}
           />
-          {add}
+          {Boolean(schedules.data?.length) && add}
         </>
       }
     >
@@ -48,12 +48,12 @@ export function SchedulesPage() {
         {(found) =>
           found.length ? (
             <ul className="divide-y rounded-lg border bg-surface">
-              {found.map((one) => (
+              {found.map((schedule) => (
                 <ScheduleRow
-                  key={one.id}
-                  schedule={one}
-                  project={projects.data?.find((other) => other.id === one.projectId)}
-                  onEdit={() => setEditing(one)}
+                  key={schedule.id}
+                  schedule={schedule}
+                  project={projects.data?.find((other) => other.id === schedule.projectId)}
+                  onEdit={() => setEditing(schedule)}
                 />
               ))}
             </ul>

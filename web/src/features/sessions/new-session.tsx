@@ -3,6 +3,7 @@ import { useState } from "react";
 import { useAgents } from "@/api/queries/agents";
 import { useProjects } from "@/api/queries/projects";
 import { useCreateSession } from "@/api/queries/sessions";
+import { modesOf } from "@/features/conversation/choices";
 import { KeyNote } from "@/features/models/provider-help";
 import { useStored } from "@/lib/stored";
 import { needsKey, pickerTitle } from "@/model/agent-facts";
@@ -37,7 +38,7 @@ function NewSessionForm({
   projectId?: string | undefined;
 }) {
   const navigate = useNavigate();
-  const projects = useProjects().data?.filter((one) => !one.archivedAt) ?? [];
+  const projects = useProjects().data?.filter((candidate) => !candidate.archivedAt) ?? [];
   const agents = useAgents().data ?? [];
   const [lastProject, rememberProject] = useStored("session.project", "");
   const [lastAgent, rememberAgent] = useStored("session.agent", "");
@@ -49,12 +50,17 @@ function NewSessionForm({
   const [branch, setBranch] = useState("");
   const [template, setTemplate] = useState("");
   const suggested =
-    [projectId, lastProject].find((id) => projects.some((one) => one.id === id)) ?? projects[0]?.id ?? NONE;
+    [projectId, lastProject].find((id) => projects.some((candidate) => candidate.id === id)) ?? projects[0]?.id ?? NONE;
   const project = chosenProject ?? (lastProject === NONE && !projectId ? NONE : suggested);
-  const agentName = chosenAgent ?? (agents.some((one) => one.name === lastAgent) ? lastAgent : DEFAULT);
-  const defaultName = projects.find((one) => one.id === project)?.defaultAgent;
-  const defaultAgent = agents.find((one) => (defaultName ? one.name === defaultName : one.default));
-  const agent = agentName === DEFAULT ? defaultAgent : agents.find((one) => one.name === agentName);
+  const agentName = chosenAgent ?? (agents.some((candidate) => candidate.name === lastAgent) ? lastAgent : DEFAULT);
+  const chosen = projects.find((candidate) => candidate.id === project);
+  const defaultName = chosen?.defaultAgent;
+  const defaultAgent = agents.find((candidate) => (defaultName ? candidate.name === defaultName : candidate.default));
+  const agent = agentName === DEFAULT ? defaultAgent : agents.find((candidate) => candidate.name === agentName);
+
+  const modes = modesOf(undefined, agent, chosen);
+  const projectMode = chosen?.settings.agent?.mode;
+  const defaultMode = modes.find((item) => item.value === (projectMode ?? agent?.modes[0]))?.label ?? projectMode;
 
   const create = useCreateSession({
     onSuccess: (session) => {
@@ -116,7 +122,7 @@ function NewSessionForm({
               value={project}
               onChange={(value) => setProject(value)}
               choices={[
-                ...projects.map((one) => ({ value: one.id, label: one.name })),
+                ...projects.map((item) => ({ value: item.id, label: item.name })),
                 { value: NONE, label: "No project" },
               ]}
             />
@@ -137,10 +143,10 @@ function NewSessionForm({
                   value: DEFAULT,
                   label: `${project === NONE ? "Platform default" : "Project default"}${defaultAgent ? `: ${agentTitle(defaultAgent)}` : ""}`,
                 },
-                ...agents.map((one) => ({
-                  value: one.name,
-                  label: pickerTitle(one, project === NONE ? null : project),
-                  detail: one.description,
+                ...agents.map((item) => ({
+                  value: item.name,
+                  label: pickerTitle(item, project === NONE ? null : project),
+                  detail: item.description,
                 })),
               ]}
             />
@@ -162,8 +168,8 @@ function NewSessionForm({
                     onChange={(event) => setModel(event.target.value)}
                   />
                   <datalist id="session-models">
-                    {agent?.models.map((one) => (
-                      <option key={one} value={one} />
+                    {agent?.models.map((value) => (
+                      <option key={value} value={value} />
                     ))}
                   </datalist>
                 </>
@@ -178,8 +184,8 @@ function NewSessionForm({
                   value={mode}
                   onChange={setMode}
                   choices={[
-                    { value: DEFAULT, label: "Agent default" },
-                    ...agent.modes.map((one) => ({ value: one, label: one })),
+                    { value: DEFAULT, label: `Default${defaultMode ? `: ${defaultMode}` : ""}` },
+                    ...modes.filter((item) => item.value !== (projectMode ?? agent.modes[0])),
                   ]}
                 />
               )}

@@ -1,8 +1,10 @@
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { MessagesSquare, Plus } from "lucide-react";
+import { useAgents } from "@/api/queries/agents";
 import { useProjects } from "@/api/queries/projects";
 import { useSessions } from "@/api/queries/sessions";
 import type { Session } from "@/api/types";
+import { titleOf } from "@/model/agent-facts";
 import { SANDBOXES } from "@/model/status-labels";
 import { Button } from "@/ui/button";
 import { Select, Switch } from "@/ui/field";
@@ -28,7 +30,7 @@ export function SessionsPage() {
     </Button>
   );
   return (
-    <Page title="Sessions" actions={newButton}>
+    <Page title="Sessions" actions={(archived || Boolean(query.data?.length)) && newButton}>
       <div className="mb-3 flex flex-wrap items-center gap-3">
         <Select
           label="Project"
@@ -37,7 +39,7 @@ export function SessionsPage() {
           onChange={(value) => navigate({ search: { ...search, project: value === ALL ? undefined : value } })}
           choices={[
             { value: ALL, label: "All projects" },
-            ...projects.map((one) => ({ value: one.id, label: one.name })),
+            ...projects.map((project) => ({ value: project.id, label: project.name })),
           ]}
         />
         <Switch
@@ -50,11 +52,11 @@ export function SessionsPage() {
         {(sessions) =>
           sessions.length ? (
             <ul className="divide-y rounded-lg border bg-surface">
-              {sessions.map((one) => (
+              {sessions.map((session) => (
                 <SessionRow
-                  key={one.id}
-                  session={one}
-                  project={projects.find((other) => other.id === one.projectId)?.name}
+                  key={session.id}
+                  session={session}
+                  project={projects.find((other) => other.id === session.projectId)?.name}
                 />
               ))}
             </ul>
@@ -81,6 +83,7 @@ export function SessionsPage() {
 }
 
 function SessionRow({ session, project }: { session: Session; project: string | undefined }) {
+  const agents = useAgents().data;
   return (
     <li className="flex items-center gap-2 px-3 py-2 hover:bg-hover">
       <div className="min-w-0 flex-1">
@@ -95,7 +98,7 @@ function SessionRow({ session, project }: { session: Session; project: string | 
           <span>{project ?? (session.projectId ? "Unknown project" : "No project")}</span>
           {session.agent && (
             <span>
-              {session.agent}
+              {titleOf(session.agent, agents)}
               {session.model && ` · ${session.model}`}
             </span>
           )}

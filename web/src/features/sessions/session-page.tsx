@@ -3,9 +3,11 @@ import { ApiError } from "@/api/client";
 import { useAgents } from "@/api/queries/agents";
 import { useProjects } from "@/api/queries/projects";
 import { useSession } from "@/api/queries/sessions";
+import type { Session } from "@/api/types";
 import { Workspace } from "@/features/workspace/workspace";
-import { titleOf } from "@/model/agent-facts";
+import { agentOfSession } from "@/model/agent-facts";
 import { SANDBOXES } from "@/model/status-labels";
+import { agentTitle } from "@/model/task-facts";
 import { Badge } from "@/ui/badge";
 import { useTitle } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
@@ -22,6 +24,11 @@ export function SessionPage() {
   const projects = useProjects().data;
   const agents = useAgents().data;
   useTitle(query.data?.title);
+  const agentName = (session: Session) => {
+    const project = projects?.find((candidate) => candidate.id === session.projectId);
+    const agent = agentOfSession(session, agents, project);
+    return agent ? agentTitle(agent) : session.agent;
+  };
   if (query.error instanceof ApiError && query.error.status === 404) {
     return (
       <Empty
@@ -58,18 +65,27 @@ export function SessionPage() {
               )}
               {session.projectId && (
                 <span className="max-w-40 truncate">
-                  {projects?.find((one) => one.id === session.projectId)?.name ?? "Unknown project"}
+                  {projects?.find((project) => project.id === session.projectId)?.name ?? "Unknown project"}
                 </span>
               )}
-              {session.agent && (
+              {(session.agent || agents) && (
                 <span>
-                  {titleOf(session.agent, agents)}
+                  {agentName(session)}
                   {session.model && ` · ${session.model}`}
                 </span>
               )}
               {session.taskId && (
                 <Link to="/tasks/$taskId" params={{ taskId: session.taskId }} className="text-accent underline">
                   Open task
+                </Link>
+              )}
+              {session.forkedFromId && (
+                <Link
+                  to="/sessions/$sessionId"
+                  params={{ sessionId: session.forkedFromId }}
+                  className="text-accent underline"
+                >
+                  Open original session
                 </Link>
               )}
               <Ago at={session.updatedAt} className="text-faint max-sm:hidden" />

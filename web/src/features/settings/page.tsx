@@ -6,9 +6,12 @@ import { Page } from "@/ui/page";
 import { SideTabs } from "@/ui/side-tabs";
 import { About } from "./about";
 import { Appearance } from "./appearance";
+import { Hosts } from "./hosts";
 import { NotificationChoices } from "./notifications";
 import { People } from "./people";
 import { Profile } from "./profile";
+import { Limits } from "./quotas";
+import { InstallationStatus } from "./status";
 import { Tokens } from "./tokens";
 
 const route = getRouteApi("/inside/settings");
@@ -18,16 +21,19 @@ const TABS = [
   { id: "notifications", label: "Notifications" },
   { id: "tokens", label: "API tokens" },
   { id: "secrets", label: "Secrets" },
+  { id: "limits", label: "Limits" },
   { id: "people", label: "People", admin: true },
+  { id: "status", label: "Status", admin: true },
+  { id: "hosts", label: "Hosts", admin: true },
   { id: "about", label: "About" },
 ];
 
 export function SettingsPage() {
   const { tab, from } = route.useSearch();
   const isAdmin = useIsAdmin();
-  const tabs = TABS.filter((one) => !one.admin || isAdmin);
+  const tabs = TABS.filter((candidate) => !candidate.admin || isAdmin);
   const wanted = tab === "users" ? "people" : tab; // the API's word for them
-  const shown = tabs.find((one) => one.id === wanted)?.id ?? "profile";
+  const shown = tabs.find((candidate) => candidate.id === wanted)?.id ?? "profile";
   return (
     <Page title="Settings" actions={from === "welcome" && <BackToWelcome />}>
       <SideTabs tabs={tabs} value={shown} label="Settings">
@@ -36,7 +42,10 @@ export function SettingsPage() {
         {shown === "notifications" && <NotificationChoices />}
         {shown === "tokens" && <Tokens />}
         {shown === "secrets" && <SecretList />}
+        {shown === "limits" && <Limits />}
         {shown === "people" && <People />}
+        {shown === "status" && <InstallationStatus />}
+        {shown === "hosts" && <Hosts />}
         {shown === "about" && <About />}
       </SideTabs>
     </Page>

@@ -14,6 +14,7 @@ import { Section } from "@/ui/page";
 import { Loaded } from "@/ui/states";
 import { Ago } from "@/ui/time";
 import { showError, toast } from "@/ui/toast";
+import { UserLimits } from "./quotas";
 import { NAME_RULE, PASSWORD_RULE } from "./rules";
 
 const ROLES = [
@@ -58,6 +59,7 @@ export function People() {
 
 function UserRow({ user, own }: { user: User; own: boolean }) {
   const [resetting, setResetting] = useState(false);
+  const [limiting, setLimiting] = useState(false);
   const change = useUpdateUser({ onError: showError(`Could not change ${user.name}`) });
   const disabled = user.disabledAt !== null;
   return (
@@ -70,6 +72,7 @@ function UserRow({ user, own }: { user: User; own: boolean }) {
         </p>
         <p className="text-xs text-soft">
           created <Ago at={user.createdAt} />
+          {!user.hasPassword && " · API tokens only"}
         </p>
       </div>
       {own ? (
@@ -84,6 +87,9 @@ function UserRow({ user, own }: { user: User; own: boolean }) {
             onChange={(role) => change.mutate({ id: user.id, role: role as User["role"] })}
             choices={ROLES}
           />
+          <Button size="sm" onClick={() => setLimiting(true)} aria-label={`Limits of ${user.name}`}>
+            Limits
+          </Button>
           <Button size="sm" onClick={() => setResetting(true)} aria-label={`Set password for ${user.name}`}>
             Set password
           </Button>
@@ -113,11 +119,18 @@ function UserRow({ user, own }: { user: User; own: boolean }) {
           )}
         </>
       )}
+      <Dialog open={limiting} onOpenChange={setLimiting} title={`Limits of ${user.name}`}>
+        {limiting && <UserLimits user={user} onDone={() => setLimiting(false)} />}
+      </Dialog>
       <Dialog
         open={resetting}
         onOpenChange={setResetting}
         title={`Set password for ${user.name}`}
-        description="Signs them out everywhere. Their API tokens stay valid."
+        description={
+          user.hasPassword
+            ? "Signs them out everywhere. Their API tokens stay valid."
+            : "They have no password yet. With one, they can sign in with their name. Their API tokens stay valid."
+        }
       >
         <PasswordForm user={user} onDone={() => setResetting(false)} />
       </Dialog>
@@ -125,7 +138,8 @@ function UserRow({ user, own }: { user: User; own: boolean }) {
   );
 }
 
-function PasswordForm({ user, onDone }: { user: User; onDone: () => void }) {
+/** Exported for tests. */
+export function PasswordForm({ user, onDone }: { user: User; onDone: () => void }) {
   const [password, setPassword] = useState("");
   const save = useSetUserPassword({
     onSuccess: (_, { password: value }) => {
@@ -142,9 +156,11 @@ function PasswordForm({ user, onDone }: { user: User; onDone: () => void }) {
       onSubmit={() => save.mutate({ id: user.id, password })}
       onCancel={onDone}
       aside={
-        <Button look="danger" disabled={save.isPending} onClick={() => save.mutate({ id: user.id, password: null })}>
-          Remove password
-        </Button>
+        user.hasPassword && (
+          <Button look="danger" disabled={save.isPending} onClick={() => save.mutate({ id: user.id, password: null })}>
+            Remove password
+          </Button>
+        )
       }
     >
       <Field label="New password" hint={PASSWORD_RULE} error={fieldError(save.error, "password")}>

@@ -29,7 +29,7 @@ export function TaskActions({ task }: { task: Task }) {
   const busy = isRunning(task);
   const finished = task.status === "done" || task.status === "cancelled";
   const canRetry = !busy && (hasFailed(task) || (finished && task.attempts.length > 0));
-  const stopping = task.attempts.some((one) => one.stopping);
+  const stopping = task.attempts.some((attempt) => attempt.stopping);
   const needsHelp = NEEDS_HELP.has(leadingAttempt(task)?.errorCode ?? "");
   const pull =
     task.status === "in_review" && countReadyAttempts(task) <= 1 && canMerge(task.pullRequest)
@@ -76,7 +76,7 @@ export function TaskActions({ task }: { task: Task }) {
             </Button>
           ) : (
             <Button size="sm" busy={move.isPending} onClick={() => setDialog("feedback")}>
-              <Undo2 className={ICON} aria-hidden /> Request changes
+              <Undo2 className={ICON} aria-hidden /> <span className="max-sm:sr-only">Request changes</span>
             </Button>
           )}
           {pull ? (

@@ -15,12 +15,15 @@ export function AttemptRows({
   agents,
   project,
   errors,
+  autoFocus = false,
 }: {
   rows: AttemptChoice[];
   onChange: (rows: AttemptChoice[]) => void;
   agents: Agent[];
   project: Project | undefined;
   errors: Record<string, string>;
+  /** Focus the agent of the first attempt. */
+  autoFocus?: boolean;
 }) {
   const set = (index: number, change: Partial<AttemptChoice>) =>
     onChange(rows.map((row, at) => (at === index ? { ...row, ...change } : row)));
@@ -32,6 +35,7 @@ export function AttemptRows({
           key={index}
           row={row}
           number={several ? index + 1 : undefined}
+          autoFocus={autoFocus && index === 0}
           onChange={(change) => set(index, change)}
           onRemove={several ? () => onChange(rows.filter((_, at) => at !== index)) : undefined}
           agents={agents}
@@ -68,6 +72,7 @@ function AttemptRow({
   project,
   agentFault,
   modelFault,
+  autoFocus,
 }: {
   row: AttemptChoice;
   number: number | undefined;
@@ -77,17 +82,20 @@ function AttemptRow({
   project: Project | undefined;
   agentFault: string | undefined;
   modelFault: string | undefined;
+  autoFocus: boolean;
 }) {
   const suggestions = useId();
-  const usual = agents.find((one) => one.name === project?.defaultAgent);
-  const agent = row.agent ? agents.find((one) => one.name === row.agent) : usual;
+  const usual = agents.find((candidate) => candidate.name === project?.defaultAgent);
+  const agent = row.agent ? agents.find((candidate) => candidate.name === row.agent) : usual;
   const which = number ? ` of attempt ${number}` : "";
   return (
-    <div className="flex items-end gap-2">
-      <Field label={`Agent${which}`} className="min-w-0 flex-1" error={agentFault}>
+    <div className="flex flex-wrap items-end gap-2">
+      {/* on a phone on a line of its own: half of it is too narrow for the agent's name */}
+      <Field label={`Agent${which}`} className="min-w-0 flex-1 basis-full sm:basis-0" error={agentFault}>
         {(control) => (
           <Select
             {...control}
+            autoFocus={autoFocus}
             value={row.agent || PROJECTS}
             onChange={(value) => onChange({ agent: value === PROJECTS ? "" : value, model: "" })}
             choices={[
@@ -95,10 +103,10 @@ function AttemptRow({
                 value: PROJECTS,
                 label: usual ? `Project default: ${pickerTitle(usual, project?.id)}` : "Project default",
               },
-              ...agents.map((one) => ({
-                value: one.name,
-                label: pickerTitle(one, project?.id),
-                detail: one.demo ? "follows written instructions" : undefined,
+              ...agents.map((item) => ({
+                value: item.name,
+                label: pickerTitle(item, project?.id),
+                detail: item.demo ? "follows written instructions" : undefined,
               })),
             ]}
           />
@@ -117,8 +125,8 @@ function AttemptRow({
               onChange={(event) => onChange({ model: event.target.value })}
             />
             <datalist id={suggestions}>
-              {agent?.models.map((one) => (
-                <option key={one} value={one} />
+              {agent?.models.map((model) => (
+                <option key={model} value={model} />
               ))}
             </datalist>
           </>

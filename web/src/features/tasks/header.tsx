@@ -8,6 +8,7 @@ import { useProjects } from "@/api/queries/projects";
 import type { Attempt, Task } from "@/api/types";
 import { WorkTime } from "@/features/attempts/work-time";
 import { AllowDenied } from "@/features/conversation/allow";
+import { adviceFor } from "@/features/conversation/rows";
 import { ProviderHelp } from "@/features/models/provider-help";
 import { PullBadge } from "@/features/pulls/pull-badge";
 import { ESTIMATED, formatCost } from "@/lib/format";
@@ -45,7 +46,7 @@ export function TaskHeader({
 }) {
   const asks = usePendingAsks();
   const agents = useAgents().data;
-  const asked = new Set(asks.data?.map((one) => one.sessionId));
+  const asked = new Set(asks.data?.map((ask) => ask.sessionId));
   const word = isRunning(task) && needsPerson(task, asked) ? TURNS.waiting : taskStatus(task);
   const { retry } = useTaskActions();
   const spent = spentOn(task);
@@ -112,6 +113,7 @@ export function TaskHeader({
             <div className="line-clamp-6">
               <PlainText text={failure} />
             </div>
+            {attempt?.errorCode?.startsWith("model_") && <p className="text-soft">{adviceFor(attempt.errorCode)}</p>}
             <NextSteps task={task} attempt={attempt} />
           </div>
           {attempt?.errorCode === "permission_refused" && (
@@ -144,7 +146,7 @@ export function TaskHeader({
 
 /** Link to the pending question: it may be visible next to this tab, or be in the conversation of any attempt. */
 function ToQuestion({ task, asked }: { task: Task; asked: ReadonlySet<string> }) {
-  const attempt = task.attempts.find((one) => asked.has(one.sessionId));
+  const attempt = task.attempts.find((candidate) => asked.has(candidate.sessionId));
   return (
     <Link
       to="/tasks/$taskId"
@@ -166,7 +168,7 @@ function ToQuestion({ task, asked }: { task: Task; asked: ReadonlySet<string> })
 }
 
 function ProjectName({ id }: { id: string }) {
-  const project = useProjects().data?.find((one) => one.id === id);
+  const project = useProjects().data?.find((candidate) => candidate.id === id);
   if (!project) return null;
   return (
     <Link to="/board" search={{ project: id }} className="max-w-40 truncate underline-offset-2 hover:underline">
@@ -191,10 +193,10 @@ function AttemptPicker({
       className="!h-6 !w-auto text-xs"
       value={String(attempt.number)}
       onChange={(value) => onAttempt(Number(value))}
-      choices={task.attempts.map((one) => ({
-        value: String(one.number),
-        label: `Attempt ${one.number}`,
-        detail: `${titleOf(one.agent, agents)}${one.model ? ` · ${one.model}` : ""} · ${attemptStatus(one).text}`,
+      choices={task.attempts.map((other) => ({
+        value: String(other.number),
+        label: `Attempt ${other.number}`,
+        detail: `${titleOf(other.agent, agents)}${other.model ? ` · ${other.model}` : ""} · ${attemptStatus(other).text}`,
       }))}
     />
   );
@@ -237,7 +239,7 @@ function EditableTitle({ task }: { task: Task }) {
     );
   }
   return (
-    <div className="flex min-w-0 flex-1 basis-60 items-center gap-1">
+    <div className="flex min-w-0 flex-1 basis-40 items-center gap-1 sm:basis-60">
       <h1 className="line-clamp-2 min-w-0 text-[15px] font-semibold break-words">{task.title}</h1>
       <IconButton label="Edit title" size="sm" onClick={() => setDraft(task.title)}>
         <Pencil className="size-3.5" aria-hidden />

@@ -33,11 +33,13 @@ export function NeedsPicker({
       <Loaded query={known}>
         {(list) => {
           const open = list.filter(
-            (one) =>
-              one.id !== self && ((one.status !== "done" && one.status !== "cancelled") || value.includes(one.id)),
+            (candidate) =>
+              candidate.id !== self &&
+              ((candidate.status !== "done" && candidate.status !== "cancelled") || value.includes(candidate.id)),
           );
           const found = open.filter(
-            (one) => value.includes(one.id) || one.title.toLowerCase().includes(words.trim().toLowerCase()),
+            (candidate) =>
+              value.includes(candidate.id) || candidate.title.toLowerCase().includes(words.trim().toLowerCase()),
           );
           if (!open.length) return <p className="text-xs text-faint">This project has no other open tasks.</p>;
           return (
@@ -49,16 +51,16 @@ export function NeedsPicker({
                 onChange={(event) => setWords(event.target.value)}
               />
               <ul className="max-h-36 overflow-y-auto rounded-md border">
-                {found.slice(0, SHOWN).map((one) => (
-                  <li key={one.id} className="flex items-center gap-2 px-2 py-1">
+                {found.slice(0, SHOWN).map((task) => (
+                  <li key={task.id} className="flex items-center gap-2 px-2 py-1">
                     <Checkbox
-                      label={one.title}
-                      checked={value.includes(one.id)}
+                      label={task.title}
+                      checked={value.includes(task.id)}
                       onChange={(on) =>
-                        onChange(on ? [...value, one.id].slice(0, MAX_NEEDS) : value.filter((id) => id !== one.id))
+                        onChange(on ? [...value, task.id].slice(0, MAX_NEEDS) : value.filter((id) => id !== task.id))
                       }
                     />
-                    <Badge className="ml-auto">{COLUMNS[one.status].text}</Badge>
+                    <Badge className="ml-auto">{COLUMNS[task.status].text}</Badge>
                   </li>
                 ))}
                 {found.length > SHOWN && (

@@ -25,11 +25,12 @@ export function NewTaskDialog({
   );
 }
 
-export function EditTaskDialog({ task, open, onOpenChange }: Shown & { task: Task }) {
+/** `focus`: the field that is focused first. */
+export function EditTaskDialog({ task, open, onOpenChange, focus }: Shown & { task: Task; focus?: "title" | "agent" }) {
   if (!open) return null;
   return (
     <Suspense>
-      <TaskDialog open onOpenChange={onOpenChange} task={task} />
+      <TaskDialog open onOpenChange={onOpenChange} task={task} focus={focus} />
     </Suspense>
   );
 }

@@ -34,3 +34,10 @@ it("a request that the engine refuses in another step has only a retry", () => {
 it.each(["agent_failed", null])("%s has only a retry", (code) => {
   expect(render(code)).toBe("");
 });
+
+it.each(["model_busy", "model_unknown"])(
+  "%s offers another agent or model, which settings would not change",
+  (code) => {
+    expect(render(code)).toMatch(/^<div[^>]*><button.*Change the agent or model<\/button><\/div>$/);
+  },
+);

@@ -21,6 +21,7 @@ function isSandboxRefused(attempt: Attempt | undefined): boolean {
 /** Actions that can remove the cause of a failure, besides a retry. Renders nothing for other failures. */
 export function NextSteps({ task, attempt }: { task: Task; attempt: Attempt | undefined }) {
   const code = attempt?.errorCode ?? "";
+  if (code === "model_busy" || code === "model_unknown") return <ModelSteps task={task} />;
   if (code === "verify_failed") return <VerifySteps task={task} attempt={attempt as Attempt} />;
   const [tab, Icon, label] = CREDENTIAL_ERRORS.includes(code)
     ? (["access", KeyRound, "Replace the token or key"] as const)
@@ -37,8 +38,28 @@ export function NextSteps({ task, attempt }: { task: Task; attempt: Attempt | un
   );
 }
 
-function VerifySteps({ task, attempt }: { task: Task; attempt: Attempt }) {
+/** A model that is rate-limited or missing: another one may work. */
+function ModelSteps({ task }: { task: Task }) {
+  return (
+    <div className="mt-1.5 flex flex-wrap gap-1.5">
+      <ChangeAgent task={task} label="Change the agent or model" />
+    </div>
+  );
+}
+
+function ChangeAgent({ task, label }: { task: Task; label: string }) {
   const [editing, setEditing] = useState(false);
+  return (
+    <>
+      <button type="button" className={LOOK} onClick={() => setEditing(true)}>
+        <Bot className={ICON} aria-hidden /> {label}
+      </button>
+      {editing && <EditTaskDialog open task={task} onOpenChange={setEditing} focus="agent" />}
+    </>
+  );
+}
+
+function VerifySteps({ task, attempt }: { task: Task; attempt: Attempt }) {
   const navigate = useNavigate({ from: "/tasks/$taskId" });
   const tell = async () => {
     await navigate({ search: (search) => ({ ...search, tab: "conversation", at: undefined }) });
@@ -52,13 +73,10 @@ function VerifySteps({ task, attempt }: { task: Task; attempt: Attempt }) {
       <Link from="/tasks/$taskId" to="." search={(search) => ({ ...search, tab: "output" })} className={LOOK}>
         <ScrollText className={ICON} aria-hidden /> Show output
       </Link>
-      <button type="button" className={LOOK} onClick={() => setEditing(true)}>
-        <Bot className={ICON} aria-hidden /> Change the agent
-      </button>
+      <ChangeAgent task={task} label="Change the agent" />
       <Link to="/projects/$projectId" params={{ projectId: task.projectId }} search={{ tab: "setup" }} className={LOOK}>
         <SquareCheckBig className={ICON} aria-hidden /> Change the verify command
       </Link>
-      {editing && <EditTaskDialog open task={task} onOpenChange={setEditing} />}
     </div>
   );
 }

@@ -40,7 +40,7 @@ export function TaskPage() {
   return (
     <Loaded query={query}>
       {(task) => {
-        const attempt = task.attempts.find((one) => one.number === search.attempt) ?? leadingAttempt(task);
+        const attempt = task.attempts.find((candidate) => candidate.number === search.attempt) ?? leadingAttempt(task);
         return (
           <div className="flex min-h-0 flex-1 flex-col">
             <TaskHeader
@@ -135,7 +135,7 @@ function Facts({ task }: { task: Task }) {
   const agents = useAgents().data;
   const others = useTasks(task.projectId, { enabled: task.blockedBy.length > 0 }).data;
   const title = (name: string | null) => {
-    const agent = agents?.find((one) => one.name === name);
+    const agent = agents?.find((candidate) => candidate.name === name);
     return agent ? agentTitle(agent) : (name ?? "Project default");
   };
   const wanted = task.wanted.length ? task.wanted : [{ agent: task.agent, model: task.model }];
@@ -145,8 +145,8 @@ function Facts({ task }: { task: Task }) {
       <dd>
         {wanted
           .map(
-            (one) =>
-              `${title(one.agent ?? task.agent)}${(one.model ?? task.model) ? ` · ${one.model ?? task.model}` : ""}`,
+            (item) =>
+              `${title(item.agent ?? task.agent)}${(item.model ?? task.model) ? ` · ${item.model ?? task.model}` : ""}`,
           )
           .join(", ")}
       </dd>
@@ -162,7 +162,7 @@ function Facts({ task }: { task: Task }) {
           <dd className="flex flex-col">
             {task.blockedBy.map((id) => (
               <Link key={id} to="/tasks/$taskId" params={{ taskId: id }} className="text-accent underline">
-                {others?.find((one) => one.id === id)?.title ?? id}
+                {others?.find((other) => other.id === id)?.title ?? id}
               </Link>
             ))}
           </dd>

@@ -17,7 +17,7 @@ const step = (round: number, number: number, name: string, status = "completed",
 });
 const attempt = (status: Attempt["status"], round: number, steps: ReturnType<typeof step>[]) =>
   ({ status, round, steps }) as unknown as Attempt;
-const describeSteps = (one: Attempt) => progressOf(one).map((step) => `${step.name} ${step.status}`);
+const describeSteps = (item: Attempt) => progressOf(item).map((step) => `${step.name} ${step.status}`);
 
 it("shows completed, running and pending steps", () => {
   const made = attempt("running", 1, [step(1, 1, "setup"), step(1, 2, "provision", "running")]);

@@ -30,17 +30,17 @@ export function progressOf(attempt: Attempt): Progress[] {
   const steps = attempt.steps ?? [];
   const busy = isAtWork(attempt);
   const places = steps
-    .filter((one) => one.round === attempt.round)
-    .map((one) => ORDER.findIndex(([name]) => name === one.name));
+    .filter((step) => step.round === attempt.round)
+    .map((step) => ORDER.findIndex(([name]) => name === step.name));
   const reached = Math.max(-1, ...places);
   // A step can complete and still end the attempt, such as a check that fails for the last time.
   const stuck = attempt.status === "failed" ? steps[steps.length - 1] : undefined;
   return ORDER.map(([name, label], place) => {
-    const all = steps.filter((one) => one.name === name);
-    const own = all.filter((one) => one.round === attempt.round);
+    const all = steps.filter((step) => step.name === name);
+    const own = all.filter((step) => step.round === attempt.round);
     // A round that was stopped or failed did not come further, even if an earlier one did.
     const ahead = place > reached && (busy || attempt.status === "failed");
-    const shown = own.length || ahead ? own : all.filter((one) => one.round === all[all.length - 1]?.round);
+    const shown = own.length || ahead ? own : all.filter((step) => step.round === all[all.length - 1]?.round);
     const last = shown[shown.length - 1];
     const running = last?.status === "running" && busy;
     // After a failed check, the agent runs again and the steps after it are repeated.
@@ -59,12 +59,13 @@ export function progressOf(attempt: Attempt): Progress[] {
                 : "failed"
               : last.outcome !== "succeeded"
                 ? last.outcome
-                : shown.some((one) => one.outcome === "fixed")
+                : shown.some((step) => step.outcome === "fixed")
                   ? "fixed"
                   : "done",
       seconds: shown.length
         ? shown.reduce(
-            (sum, one) => sum + (one.finishedAt ? (Date.parse(one.finishedAt) - Date.parse(one.startedAt)) / 1000 : 0),
+            (sum, step) =>
+              sum + (step.finishedAt ? (Date.parse(step.finishedAt) - Date.parse(step.startedAt)) / 1000 : 0),
             0,
           )
         : null,
@@ -77,10 +78,10 @@ export function progressOf(attempt: Attempt): Progress[] {
 
 function isBehind(steps: NonNullable<Attempt["steps"]>, number: number, attempt: Attempt, place: number): boolean {
   return steps.some(
-    (one) =>
-      one.round === attempt.round &&
-      one.number > number &&
-      one.status === "running" &&
-      ORDER.findIndex(([name]) => name === one.name) < place,
+    (step) =>
+      step.round === attempt.round &&
+      step.number > number &&
+      step.status === "running" &&
+      ORDER.findIndex(([name]) => name === step.name) < place,
   );
 }

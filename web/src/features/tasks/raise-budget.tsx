@@ -3,8 +3,9 @@ import { type FormEvent, useId, useState } from "react";
 import { useProjects } from "@/api/queries/projects";
 import { useUpdateTask } from "@/api/queries/tasks";
 import type { Task } from "@/api/types";
-import { BudgetLink } from "@/features/projects/budget-link";
+import { BudgetHelp } from "@/features/projects/budget-help";
 import { count, formatCost } from "@/lib/format";
+import { spentLimitOf } from "@/model/budgets";
 import { spentOn } from "@/model/task-facts";
 import { Button } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
@@ -12,10 +13,10 @@ import { Field, Input } from "@/ui/field";
 import { errorMessage } from "@/ui/states";
 import { useTaskActions } from "./use-task-actions";
 
-/** Raise the budget of a task that has spent it, and retry. If the project's monthly budget is spent, link to that setting instead. */
+/** Raise the budget of a task that has spent it, and retry. If another limit is used up, link to that setting instead. */
 export function RaiseBudget({ task, sentence }: { task: Task; sentence: string }) {
   const [open, setOpen] = useState(false);
-  if (sentence.startsWith("The project")) return <BudgetLink projectId={task.projectId} />;
+  if (spentLimitOf(sentence) !== "task") return <BudgetHelp sentence={sentence} projectId={task.projectId} />;
   return (
     <>
       <Button size="sm" look="primary" onClick={() => setOpen(true)}>
@@ -30,7 +31,7 @@ function BudgetDialog({ task, onClose }: { task: Task; onClose: () => void }) {
   const form = useId();
   const update = useUpdateTask();
   const { retry } = useTaskActions();
-  const projectBudget = useProjects().data?.find((one) => one.id === task.projectId)?.settings.tasks?.budget;
+  const projectBudget = useProjects().data?.find((project) => project.id === task.projectId)?.settings.tasks?.budget;
   const budget = task.budget.usd || task.budget.tokens ? task.budget : projectBudget;
   const spent = spentOn(task);
   const tokens = task.attempts.reduce((sum, { spent }) => sum + spent.inputTokens + spent.outputTokens, 0);

@@ -30,9 +30,10 @@ interface Props {
   source?: Session | undefined;
   /** The task to edit; undefined to create one. */
   task?: Task;
+  focus?: "title" | "agent" | undefined;
 }
 
-export function TaskDialog({ open, onOpenChange, projectId, source, task }: Props) {
+export function TaskDialog({ open, onOpenChange, projectId, source, task, focus }: Props) {
   const form = useId();
   const navigate = useNavigate();
   const projects = useProjects();
@@ -40,9 +41,9 @@ export function TaskDialog({ open, onOpenChange, projectId, source, task }: Prop
   const [lastAgent, rememberAgent] = useStored("task.agent", "");
   const [edited, setEdited] = useState<Draft | null>(task ? draftOf(task) : null);
   const [errors, setErrors] = useState<Record<string, string>>({});
-  const choices = projects.data?.filter((one) => !one.archivedAt) ?? [];
+  const choices = projects.data?.filter((project) => !project.archivedAt) ?? [];
   const suggested =
-    [source?.projectId, projectId, lastProject].find((id) => choices.some((one) => one.id === id)) ??
+    [source?.projectId, projectId, lastProject].find((id) => choices.some((choice) => choice.id === id)) ??
     choices[0]?.id ??
     "";
   const draft = edited ?? emptyDraft(suggested, source?.agent ?? lastAgent, source?.id);
@@ -130,7 +131,7 @@ export function TaskDialog({ open, onOpenChange, projectId, source, task }: Prop
                   {errorMessage(save.error)}
                 </p>
               )}
-              <TaskFields draft={draft} set={set} errors={errors} task={task} projects={choices} />
+              <TaskFields draft={draft} set={set} errors={errors} task={task} projects={choices} focus={focus} />
             </form>
           ) : (
             <Empty

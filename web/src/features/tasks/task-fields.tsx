@@ -19,22 +19,25 @@ export function TaskFields({
   errors,
   task,
   projects: offered,
+  focus = "title",
 }: {
   draft: Draft;
   set: (change: Partial<Draft>) => void;
   errors: Record<string, string>;
   task: Task | undefined;
   projects: { id: string; name: string }[];
+  focus?: "title" | "agent" | undefined;
 }) {
   const workers = useAgents();
   const known = useProjects();
-  const project = known.data?.find((one) => one.id === draft.projectId);
+  const project = known.data?.find((candidate) => candidate.id === draft.projectId);
   const demo = draft.rows.some(
-    (row) => workers.data?.find((one) => one.name === (row.agent || project?.defaultAgent))?.demo,
+    (row) => workers.data?.find((worker) => worker.name === (row.agent || project?.defaultAgent))?.demo,
   );
   const lacking = (workers.data ?? []).filter(
-    (one) =>
-      needsKey(one, draft.projectId) && draft.rows.some((row) => one.name === (row.agent || project?.defaultAgent)),
+    (worker) =>
+      needsKey(worker, draft.projectId) &&
+      draft.rows.some((row) => worker.name === (row.agent || project?.defaultAgent)),
   );
   const [more, setMore] = useState(
     Boolean(draft.baseBranch || draft.priority || draft.usd || draft.tokens || draft.needs.length),
@@ -48,7 +51,7 @@ export function TaskFields({
             {...control}
             value={draft.title}
             maxLength={300}
-            autoFocus
+            autoFocus={focus === "title"}
             placeholder="Fix the login for upper-case names"
             onChange={(event) => set({ title: event.target.value })}
           />
@@ -94,7 +97,7 @@ export function TaskFields({
               value={draft.projectId}
               placeholder="Choose a project"
               onChange={(projectId) => set({ projectId, needs: [] })}
-              choices={offered.map((one) => ({ value: one.id, label: one.name }))}
+              choices={offered.map((item) => ({ value: item.id, label: item.name }))}
             />
           )}
         </Field>
@@ -105,9 +108,10 @@ export function TaskFields({
         agents={workers.data ?? []}
         project={project}
         errors={errors}
+        autoFocus={focus === "agent"}
       />
-      {lacking.map((one) => (
-        <KeyNote key={one.name} agent={one} projectId={draft.projectId || undefined} />
+      {lacking.map((agent) => (
+        <KeyNote key={agent.name} agent={agent} projectId={draft.projectId || undefined} />
       ))}
       <details
         open={more || wrong}

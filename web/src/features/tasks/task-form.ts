@@ -41,7 +41,10 @@ export function draftOf(task: Task): Draft {
     title: task.title,
     description: task.description,
     projectId: task.projectId,
-    rows: wanted.map((one) => ({ agent: one.agent ?? task.agent ?? "", model: one.model ?? task.model ?? "" })),
+    rows: wanted.map((attempt) => ({
+      agent: attempt.agent ?? task.agent ?? "",
+      model: attempt.model ?? task.model ?? "",
+    })),
     baseBranch: task.baseBranch ?? "",
     fromSessionId: task.fromSessionId ?? "",
     priority: task.priority ? String(task.priority) : "",
@@ -72,13 +75,13 @@ type Fields = Omit<Schemas["NewTask"], "projectId" | "start">;
 
 function fieldsOf(draft: Draft): Fields {
   const rows = draft.rows.map((row) => ({ agent: row.agent || null, model: row.model.trim() || null }));
-  const one = rows.length === 1 ? rows[0] : undefined; // several attempts are sent as `attempts` instead
+  const single = rows.length === 1 ? rows[0] : undefined; // several attempts are sent as `attempts` instead
   return {
     title: draft.title.trim(),
     description: draft.description,
-    agent: one?.agent ?? null,
-    model: one?.model ?? null,
-    attempts: one ? [] : rows,
+    agent: single?.agent ?? null,
+    model: single?.model ?? null,
+    attempts: single ? [] : rows,
     baseBranch: (!draft.fromSessionId && draft.baseBranch.trim()) || null, // the session's commit replaces it
     fromSessionId: draft.fromSessionId || null,
     priority: Number(draft.priority) || 0,
@@ -107,7 +110,7 @@ export function changesOf(task: Task, draft: Draft): Schemas["TaskChange"] | nul
 export function errorsByField(
   errors: readonly { field: string; message: string }[] | null | undefined,
 ): Record<string, string> {
-  return Object.fromEntries((errors ?? []).map((one) => [one.field, one.message]));
+  return Object.fromEntries((errors ?? []).map((error) => [error.field, error.message]));
 }
 
 /** The API fields of a draft field whose name is different. */

@@ -17,9 +17,9 @@ export function useTaskActions() {
 
 /** Return the label of the retry button. It names the agent if the retry switches to another one. */
 export function useRetryLabel(task: TaskCard): string {
-  const project = useProjects().data?.find((one) => one.id === task.projectId);
+  const project = useProjects().data?.find((candidate) => candidate.id === task.projectId);
   const name = nextAgent(task, project);
-  const agent = useAgents().data?.find((one) => one.name === name);
+  const agent = useAgents().data?.find((candidate) => candidate.name === name);
   if (task.status === "done") return "Start over";
   return name ? `Retry with ${agent ? agentTitle(agent) : name}` : "Retry";
 }

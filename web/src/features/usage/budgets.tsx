@@ -1,16 +1,16 @@
 import { Link } from "@tanstack/react-router";
-import clsx from "clsx";
 import { useUsageDays } from "@/api/queries/platform";
 import type { Project } from "@/api/types";
 import { count, ESTIMATED, formatCost } from "@/lib/format";
+import { Bar } from "@/ui/bar";
 import { Section } from "@/ui/page";
 import { Loaded } from "@/ui/states";
 import { sumUsage } from "./sums";
 
 /** How much of this month's budget each project has used. Lists only projects with a budget. */
 export function Budgets({ projects }: { projects: Project[] }) {
-  const limited = projects.filter((one) => {
-    const budget = one.settings.tasks?.monthlyBudget;
+  const limited = projects.filter((project) => {
+    const budget = project.settings.tasks?.monthlyBudget;
     return budget?.usd || budget?.tokens;
   });
   const month = `${new Date().toISOString().slice(0, 7)}-01`;
@@ -25,7 +25,7 @@ export function Budgets({ projects }: { projects: Project[] }) {
         {({ items }) => (
           <ul className="divide-y">
             {limited.map((project) => {
-              const spent = sumUsage(items.filter((one) => one.projectId === project.id));
+              const spent = sumUsage(items.filter((usage) => usage.projectId === project.id));
               const budget = project.settings.tasks?.monthlyBudget;
               return (
                 <li key={project.id} className="flex flex-wrap items-center gap-x-5 gap-y-1 px-4 py-2.5">
@@ -38,7 +38,7 @@ export function Budgets({ projects }: { projects: Project[] }) {
                     {project.name}
                   </Link>
                   {budget?.usd && (
-                    <Bar
+                    <Budget
                       name={`Cost of ${project.name}`}
                       spent={spent.cost}
                       limit={budget.usd}
@@ -47,7 +47,7 @@ export function Budgets({ projects }: { projects: Project[] }) {
                     />
                   )}
                   {budget?.tokens && (
-                    <Bar
+                    <Budget
                       name={`Tokens of ${project.name}`}
                       spent={spent.input + spent.output}
                       limit={budget.tokens}
@@ -64,7 +64,7 @@ export function Budgets({ projects }: { projects: Project[] }) {
   );
 }
 
-function Bar({
+function Budget({
   name,
   spent,
   limit,
@@ -88,20 +88,7 @@ function Bar({
           {part >= 1 ? "used up" : `${Math.round(part * 100)} %`}
         </span>
       </div>
-      <svg
-        viewBox="0 0 100 6"
-        preserveAspectRatio="none"
-        className="h-1.5 w-full"
-        role="img"
-        aria-label={`${name}: ${format(spent, estimated)} of ${format(limit)}`}
-      >
-        <rect width={100} height={6} className="fill-sunken" />
-        <rect
-          width={100 * part}
-          height={6}
-          className={clsx(part >= 1 ? "fill-bad" : part >= 0.8 ? "fill-warn" : "fill-accent")}
-        />
-      </svg>
+      <Bar label={`${name}: ${format(spent, estimated)} of ${format(limit)}`} part={part} />
     </div>
   );
 }

@@ -29,11 +29,11 @@ function dayName(day: string): string {
 export function DayBars({ title, days, series, format }: ChartProps) {
   const [selected, setSelected] = useState<number | null>(null);
   const bars = useRef<(HTMLButtonElement | null)[]>([]);
-  const totals = days.map((_, day) => series.reduce((sum, one) => sum + (one.values[day] ?? 0), 0));
+  const totals = days.map((_, day) => series.reduce((sum, line) => sum + (line.values[day] ?? 0), 0));
   const formatTotal = (day: number) =>
     format(
       totals[day] ?? 0,
-      series.some((one) => one.estimatedDays.has(day)),
+      series.some((sery) => sery.estimatedDays.has(day)),
     );
   const top = roundUp(Math.max(...totals));
   /** The day that Tab reaches and whose values are shown. */
@@ -118,12 +118,12 @@ export function DayBars({ title, days, series, format }: ChartProps) {
 
 function StackedBar({ dayIndex, series, top }: { dayIndex: number; series: Series[]; top: number }) {
   let below = 0;
-  return series.map((one, index) => {
-    const height = ((one.values[dayIndex] ?? 0) / top) * HEIGHT;
+  return series.map((sery, index) => {
+    const height = ((sery.values[dayIndex] ?? 0) / top) * HEIGHT;
     below += height;
     return height > 0 ? (
       <rect
-        key={one.key}
+        key={sery.key}
         x={dayIndex * 10 + 1.5}
         y={HEIGHT - below}
         width={7}
@@ -153,11 +153,11 @@ function Readout({
       <span className="font-medium tabular-nums">
         {dayName(day)}: {total}
       </span>
-      {series.map((one, index) => (
-        <span key={one.key} className="flex min-w-0 items-center gap-1.5 text-soft">
+      {series.map((sery, index) => (
+        <span key={sery.key} className="flex min-w-0 items-center gap-1.5 text-soft">
           <span className={clsx("size-2 shrink-0 rounded-sm", DOTS[index % MAX_SERIES])} aria-hidden />
-          <span className="truncate">{one.key}</span>
-          <span className="tabular-nums">{format(one.values[dayIndex] ?? 0, one.estimatedDays.has(dayIndex))}</span>
+          <span className="truncate">{sery.key}</span>
+          <span className="tabular-nums">{format(sery.values[dayIndex] ?? 0, sery.estimatedDays.has(dayIndex))}</span>
         </span>
       ))}
     </div>
@@ -177,9 +177,9 @@ function DayTable({ title, days, series, format }: ChartProps) {
               <th scope="col" className="px-2 py-1 text-left font-medium">
                 Day (UTC)
               </th>
-              {series.map((one) => (
-                <th key={one.key} scope="col" className="px-2 py-1 text-right font-medium">
-                  {one.key}
+              {series.map((sery) => (
+                <th key={sery.key} scope="col" className="px-2 py-1 text-right font-medium">
+                  {sery.key}
                 </th>
               ))}
             </tr>
@@ -190,9 +190,9 @@ function DayTable({ title, days, series, format }: ChartProps) {
                 <th scope="row" className="px-2 py-0.5 text-left font-normal">
                   {day}
                 </th>
-                {series.map((one) => (
-                  <td key={one.key} className="px-2 py-0.5 text-right">
-                    {format(one.values[dayIndex] ?? 0, one.estimatedDays.has(dayIndex))}
+                {series.map((sery) => (
+                  <td key={sery.key} className="px-2 py-0.5 text-right">
+                    {format(sery.values[dayIndex] ?? 0, sery.estimatedDays.has(dayIndex))}
                   </td>
                 ))}
               </tr>

@@ -19,7 +19,7 @@ export function UsagePage() {
   const search = route.useSearch();
   const navigate = useNavigate();
   const projects = useProjects().data ?? [];
-  const range = RANGES.find((one) => one === search.days) ?? 30;
+  const range = RANGES.find((candidate) => candidate === search.days) ?? 30;
   const days = daysUpTo(Date.now(), range);
   const query = useUsageDays(days[0] ?? "", search.project);
   const metric: Metric = search.show ?? "cost";
@@ -35,7 +35,7 @@ export function UsagePage() {
             onChange={(id) => navigate({ to: "/usage", search: { ...search, project: id === ALL ? undefined : id } })}
             choices={[
               { value: ALL, label: "All projects" },
-              ...projects.map((one) => ({ value: one.id, label: one.name })),
+              ...projects.map((project) => ({ value: project.id, label: project.name })),
             ]}
           />
           <Select
@@ -43,7 +43,7 @@ export function UsagePage() {
             className="!w-32"
             value={String(range)}
             onChange={(value) => navigate({ to: "/usage", search: { ...search, days: Number(value) } })}
-            choices={RANGES.map((one) => ({ value: String(one), label: `${one} days` }))}
+            choices={RANGES.map((item) => ({ value: String(item), label: `${item} days` }))}
           />
           <Select
             label="Metric"
@@ -70,7 +70,7 @@ export function UsagePage() {
           </>
         )}
       </Loaded>
-      <Budgets projects={projects.filter((one) => !search.project || one.id === search.project)} />
+      <Budgets projects={projects.filter((project) => !search.project || project.id === search.project)} />
     </Page>
   );
 }
@@ -88,9 +88,9 @@ function Charts({
 }) {
   const format = metric === "cost" ? formatCost : count;
   const project = (id: string | null) =>
-    projects.find((one) => one.id === id)?.name ?? (id ? "other project" : "no project");
-  const byModel = groupUsage(items, days, metric, (one) => one.model ?? "unknown model", MAX_SERIES);
-  const byProject = groupUsage(items, days, metric, (one) => project(one.projectId), 12);
+    projects.find((candidate) => candidate.id === id)?.name ?? (id ? "other project" : "no project");
+  const byModel = groupUsage(items, days, metric, (usage) => usage.model ?? "unknown model", MAX_SERIES);
+  const byProject = groupUsage(items, days, metric, (usage) => project(usage.projectId), 12);
   const sum = sumUsage(items);
   if (!items.length) {
     return (
@@ -133,10 +133,14 @@ function Charts({
       </Section>
       <div className="grid gap-x-5 md:grid-cols-2">
         <Section title="By model">
-          <Shares title="By model" rows={byModel.map((one) => ({ ...one, name: one.key }))} format={format} />
+          <Shares title="By model" rows={byModel.map((series) => ({ ...series, name: series.key }))} format={format} />
         </Section>
         <Section title="By project">
-          <Shares title="By project" rows={byProject.map((one) => ({ ...one, name: one.key }))} format={format} />
+          <Shares
+            title="By project"
+            rows={byProject.map((series) => ({ ...series, name: series.key }))}
+            format={format}
+          />
         </Section>
       </div>
     </>

@@ -12,7 +12,7 @@ function used(day: string, model: string | null, costUsd: number | null, inputTo
 }
 
 const now = Date.UTC(2026, 2, 1, 0, 30);
-const model = (one: DayUsage) => one.model ?? "unknown";
+const model = (dayUsage: DayUsage) => dayUsage.model ?? "unknown";
 
 it("lists the days before today, across months", () => {
   expect(daysUpTo(now, 3)).toEqual(["2026-02-27", "2026-02-28", "2026-03-01"]);
@@ -36,14 +36,14 @@ it("assigns values to days and ignores older ones", () => {
 it("keeps the largest series and sums the rest as others", () => {
   const items = ["a", "b", "c", "d"].map((name, index) => used("2026-03-01", name, index + 1));
   const made = groupUsage(items, daysUpTo(now, 1), "cost", model, 3);
-  expect(made.map((one) => [one.key, one.total])).toEqual([["d", 4], ["c", 3], ["others", 3]]); // biome-ignore format: pairs
+  expect(made.map((series) => [series.key, series.total])).toEqual([["d", 4], ["c", 3], ["others", 3]]); // biome-ignore format: pairs
 });
 
 it("marks sums that contain an estimate", () => {
   const stopped = { ...used("2026-03-01", "a", 1), estimated: 1 };
   const items = [used("2026-03-01", "a", 1), stopped, used("2026-03-01", "b", 1), used("2026-03-01", "c", 1)];
   const marked = (metric: "cost" | "tokens") =>
-    groupUsage(items, daysUpTo(now, 1), metric, model, 5).map((one) => one.estimated);
+    groupUsage(items, daysUpTo(now, 1), metric, model, 5).map((series) => series.estimated);
   expect(marked("cost")).toEqual([true, false, false]);
   expect(marked("tokens")).toEqual([false, false, false]);
   expect(sumUsage(items).estimated).toBe(1);
@@ -58,7 +58,10 @@ it("marks the days of a chart that contain an estimate", () => {
   ];
   const series = groupUsage(items, days, "cost", model, 5);
   const html = renderToStaticMarkup(createElement(DayBars, { title: "Cost", days, series, format: formatCost }));
-  expect([...html.matchAll(/aria-label="[^"]*: ([^"]*)"/g)].map((one) => one[1])).toEqual(["$1.00", "≈ $5.00"]);
+  expect([...html.matchAll(/aria-label="[^"]*: ([^"]*)"/g)].map((regExpExecArray) => regExpExecArray[1])).toEqual([
+    "$1.00",
+    "≈ $5.00",
+  ]);
   expect(html).toMatch(/aria-live="polite".*: ≈ \$5\.00.*>b<.*>\$3\.00<.*>a<.*>≈ \$2\.00</);
   expect(groupUsage(items, days, "cost", model, 1)[0]?.estimatedDays).toEqual(new Set([1]));
 });

@@ -36,44 +36,44 @@ export function daysUpTo(now: number, count: number): string[] {
 
 export function sumUsage(items: DayUsage[]): Sum {
   const sum: Sum = { calls: 0, input: 0, output: 0, cached: 0, cost: 0, unpriced: 0, estimated: 0 };
-  for (const one of items) {
-    sum.calls += one.calls;
-    sum.input += one.inputTokens;
-    sum.output += one.outputTokens;
-    sum.cached += one.cacheReadTokens;
-    sum.cost += one.costUsd ?? 0;
-    sum.unpriced += one.unpriced;
-    sum.estimated += one.estimated;
+  for (const usage of items) {
+    sum.calls += usage.calls;
+    sum.input += usage.inputTokens;
+    sum.output += usage.outputTokens;
+    sum.cached += usage.cacheReadTokens;
+    sum.cost += usage.costUsd ?? 0;
+    sum.unpriced += usage.unpriced;
+    sum.estimated += usage.estimated;
   }
   return sum;
 }
 
-export const amount = (one: DayUsage, metric: Metric): number =>
-  metric === "cost" ? (one.costUsd ?? 0) : one.inputTokens + one.outputTokens;
+export const amount = (dayUsage: DayUsage, metric: Metric): number =>
+  metric === "cost" ? (dayUsage.costUsd ?? 0) : dayUsage.inputTokens + dayUsage.outputTokens;
 
 /** Group by `keyOf`, largest first. Returns at limit `limit` series; the last one then sums the rest as “others”. */
 export function groupUsage(
   items: DayUsage[],
   days: string[],
   metric: Metric,
-  keyOf: (one: DayUsage) => string,
+  keyOf: (dayUsage: DayUsage) => string,
   limit: number,
 ): Series[] {
   const indexes = new Map(days.map((day, index) => [day, index]));
   const found = new Map<string, Series & { estimatedDays: Set<number> }>();
   const add = (key: string, index: number, value: number, estimated: boolean) => {
-    const one = found.get(key) ?? {
+    const series = found.get(key) ?? {
       key,
       total: 0,
       values: days.map(() => 0),
       estimated: false,
       estimatedDays: new Set(),
     };
-    one.total += value;
-    one.estimated ||= estimated;
-    if (estimated) one.estimatedDays.add(index);
-    one.values[index] = (one.values[index] ?? 0) + value;
-    found.set(key, one);
+    series.total += value;
+    series.estimated ||= estimated;
+    if (estimated) series.estimatedDays.add(index);
+    series.values[index] = (series.values[index] ?? 0) + value;
+    found.set(key, series);
   };
   for (const item of items) {
     const index = indexes.get(item.day);
@@ -86,10 +86,10 @@ export function groupUsage(
     ...sorted.slice(0, limit - 1),
     {
       key: "others",
-      total: rest.reduce((sum, one) => sum + one.total, 0),
-      estimated: rest.some((one) => one.estimated),
-      estimatedDays: new Set(rest.flatMap((one) => [...one.estimatedDays])),
-      values: days.map((_, index) => rest.reduce((sum, one) => sum + (one.values[index] ?? 0), 0)),
+      total: rest.reduce((sum, series) => sum + series.total, 0),
+      estimated: rest.some((series) => series.estimated),
+      estimatedDays: new Set(rest.flatMap((series) => [...series.estimatedDays])),
+      values: days.map((_, index) => rest.reduce((sum, series) => sum + (series.values[index] ?? 0), 0)),
     },
   ];
 }

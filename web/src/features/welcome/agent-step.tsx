@@ -10,12 +10,15 @@ import { Loaded } from "@/ui/states";
 export function AgentStep({
   agent,
   projectId,
+  busy,
   onAgent,
   onBack,
   onDone,
 }: {
   agent: string;
   projectId: string | undefined;
+  /** The choice is being saved. */
+  busy: boolean;
   onAgent: (name: string) => void;
   onBack: () => void;
   onDone: () => void;
@@ -24,7 +27,7 @@ export function AgentStep({
   return (
     <Loaded query={agents}>
       {(list) => {
-        const chosen = list.find((one) => one.name === agent);
+        const chosen = list.find((candidate) => candidate.name === agent);
         const keyMissing = chosen !== undefined && needsKey(chosen, projectId);
         return (
           <div className="flex flex-col gap-4">
@@ -36,24 +39,24 @@ export function AgentStep({
             >
               {[...list]
                 .sort((a, b) => Number(b.demo) - Number(a.demo))
-                .map((one) => (
+                .map((item) => (
                   <RadioGroup.Item
-                    key={one.name}
-                    value={one.name}
+                    key={item.name}
+                    value={item.name}
                     className={clsx(
                       "flex flex-col gap-1 rounded-lg border bg-surface p-3 text-left hover:bg-hover",
-                      one.name === agent && "border-accent ring-1 ring-accent",
+                      item.name === agent && "border-accent ring-1 ring-accent",
                     )}
                   >
                     <span className="flex items-center gap-2 font-medium">
-                      {one.title}
-                      {needsKey(one, projectId) ? (
+                      {item.title}
+                      {needsKey(item, projectId) ? (
                         <Badge tone="warn">needs a key</Badge>
                       ) : (
-                        <Badge tone="ok">{one.demo ? "demo, ready" : "ready"}</Badge>
+                        <Badge tone="ok">{item.demo ? "demo, ready" : "ready"}</Badge>
                       )}
                     </span>
-                    <span className="text-[13px] text-soft">{one.description}</span>
+                    <span className="text-[13px] text-soft">{item.description}</span>
                   </RadioGroup.Item>
                 ))}
             </RadioGroup.Root>
@@ -69,7 +72,7 @@ export function AgentStep({
             )}
             <div className="flex gap-2">
               <Button onClick={onBack}>Back</Button>
-              <Button look={keyMissing ? "plain" : "primary"} disabled={keyMissing} onClick={onDone}>
+              <Button look={keyMissing ? "plain" : "primary"} busy={busy} disabled={keyMissing} onClick={onDone}>
                 Continue
               </Button>
             </div>

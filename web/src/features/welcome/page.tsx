@@ -44,7 +44,7 @@ function useSaveDefaultAgent(project: Project | null, onChanged: (project: Proje
     onSuccess: onChanged,
     onError: showError("Could not set the project's default agent"),
   });
-  return async (agent: Agent | undefined) => {
+  const saveAgent = async (agent: Agent | undefined) => {
     const mayChange = user?.role === "admin" || user?.id === project?.ownerId;
     if (!project || !agent || agent.demo || !mayChange || project.settings.agent?.default === agent.name) return;
     const changes = ({ settings }: Project) => ({
@@ -52,6 +52,7 @@ function useSaveDefaultAgent(project: Project | null, onChanged: (project: Proje
     });
     await save.mutateAsync({ id: project.id, changes }).catch(() => undefined); // the error is shown; the first task names the agent anyway
   };
+  return { saveAgent, isSaving: save.isPending };
 }
 
 /** The selected project. On return from its settings, the URL contains it. */
@@ -80,8 +81,8 @@ export function WelcomePage() {
   const [task, setTask] = useState<Task | null>(null);
   const currentTask = useTask(task?.id ?? "", { enabled: task !== null });
   const agent = picked ?? project?.defaultAgent ?? "demo";
-  const chosen = agents.data?.find((one) => one.name === agent);
-  const saveDefaultAgent = useSaveDefaultAgent(project, setProject);
+  const chosen = agents.data?.find((candidate) => candidate.name === agent);
+  const { saveAgent, isSaving } = useSaveDefaultAgent(project, setProject);
   return (
     <Page
       title="Welcome"
@@ -145,9 +146,10 @@ export function WelcomePage() {
         <AgentStep
           agent={agent}
           projectId={project?.id}
+          busy={isSaving}
           onAgent={setPicked}
           onBack={() => setStep(0)}
-          onDone={() => saveDefaultAgent(chosen).then(() => setStep(2))}
+          onDone={() => saveAgent(chosen).then(() => setStep(2))}
         />
       ) : (
         project && (

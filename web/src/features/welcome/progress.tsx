@@ -30,7 +30,7 @@ function TaskProgress({ task, onRestart }: { task: Task; onRestart: () => void }
   const hasEnded = attempt?.status === "failed" || attempt?.status === "cancelled";
   const link = safeHref(pull?.url);
   const { retry } = useTaskActions();
-  const asks = usePendingAsks().data?.filter((one) => one.sessionId === attempt?.sessionId) ?? [];
+  const asks = usePendingAsks().data?.filter((pendingAsk) => pendingAsk.sessionId === attempt?.sessionId) ?? [];
   const waiting = attempt !== undefined && isAtWork(attempt) && asks.length > 0;
   return (
     <div className="flex flex-col gap-3" aria-live="polite">
@@ -42,7 +42,7 @@ function TaskProgress({ task, onRestart }: { task: Task; onRestart: () => void }
       {waiting ? (
         <>
           <p>
-            {asks.some((one) => one.kind === "question")
+            {asks.some((ask) => ask.kind === "question")
               ? "The agent has a question. It continues when you answer."
               : "The agent asks for permission. It continues when you decide."}
           </p>
@@ -61,6 +61,20 @@ function TaskProgress({ task, onRestart }: { task: Task; onRestart: () => void }
         <p className="text-bad">{attempt.error ?? task.error ?? "The attempt was stopped."}</p>
       ) : (
         <p className="text-soft">{attempt?.step ? describeActivity(attempt) : "Queued"}…</p>
+      )}
+      {pull && attempt && !attempt.verification && (
+        <p className="text-[13px] text-soft">
+          No command has checked this work.{" "}
+          <Link
+            to="/projects/$projectId"
+            params={{ projectId: task.projectId }}
+            search={{ tab: "setup" }}
+            className="text-accent underline underline-offset-2"
+          >
+            Set a verify command
+          </Link>
+          , such as the tests: it then has to succeed before anything is pushed.
+        </p>
       )}
       <div className="flex flex-wrap gap-2">
         <Link

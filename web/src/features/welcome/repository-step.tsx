@@ -4,6 +4,9 @@ import { fieldError } from "@/api/errors";
 import { useIsAdmin } from "@/api/queries/account";
 import { useCreateProject, useCreateSampleProject, useProjects } from "@/api/queries/projects";
 import type { Project } from "@/api/types";
+import { KnownRepository } from "@/features/projects/known-repository";
+import { suggestName } from "@/features/projects/names";
+import { TokenHelp } from "@/features/projects/token-help";
 import { findingAt } from "@/model/connection-test";
 import { Button } from "@/ui/button";
 import { Field, Input } from "@/ui/field";
@@ -30,7 +33,7 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
   const submit = (event: FormEvent) => {
     event.preventDefault();
     create.mutate({
-      name: suggestName(repository),
+      name: suggestName(repository) || "project",
       repository: repository.trim(),
       token: token.trim() || null,
       test: true,
@@ -75,6 +78,7 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
             />
           )}
         </Field>
+        <KnownRepository repository={repository} onUse={(project) => onDone(project, [])} />
         <Field
           label="Token"
           hint="For a private repository or GitHub pull requests. Stored encrypted and never passed to a sandbox."
@@ -90,6 +94,7 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
             />
           )}
         </Field>
+        <TokenHelp repository={repository.trim()} />
         <Button type="submit" className="self-start" busy={create.isPending}>
           Test and add
         </Button>
@@ -107,17 +112,5 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
         </section>
       )}
     </div>
-  );
-}
-
-/** Return the last part of the address: `project` for `https://github.com/you/project.git`. */
-function suggestName(repository: string): string {
-  return (
-    repository
-      .trim()
-      .replace(/\/+$/, "")
-      .replace(/\.git$/, "")
-      .split(/[/:]/)
-      .pop() || "project"
   );
 }

@@ -122,7 +122,7 @@ export function TaskStep({
           <Textarea
             {...control}
             rows={8}
-            className="font-mono"
+            className={demo ? "font-mono" : ""}
             placeholder={
               demo ? undefined : "What is wrong or missing, how you noticed it, and how to tell that it is done."
             }

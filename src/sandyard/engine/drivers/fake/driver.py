@@ -17,6 +17,7 @@ from sandyard.engine.contract import (
     Capabilities,
     Condition,
     DeniedAttempt,
+    DiskReport,
     Handle,
     Isolation,
     Layers,
@@ -53,7 +54,7 @@ AGENT_MODULE = "sandyard.engine.drivers.fake.agent"
 
 class FakeDriver:
     """Runs sandboxes as plain processes. `faults` makes its operations slow, stuck or failing; `vanish` simulates the
-    unexpected loss of a sandbox, `disconnect` and `reconnect` a host that is away for a while."""
+    unexpected loss of a sandbox, `disconnect` and `reconnect` a host that is unreachable for a while."""
 
     name = "fake"
     hairpin = None  # its sandboxes use the host's own network
@@ -85,7 +86,7 @@ class FakeDriver:
         self._reasons: dict[str, str] = {}
         self._connected = asyncio.Event()
         self._connected.set()
-        self._unnoticed: set[int] = set()  # agents that ended while the host was away
+        self._unnoticed: set[int] = set()  # agents that ended while the host was unreachable
 
     async def open(self, keep: Collection[Handle], snapshots: Collection[str]) -> Mapping[str, Condition]:
         async with self._wrap_operation("open"):
@@ -112,7 +113,7 @@ class FakeDriver:
             for sandbox_id in tuple(self.agents):
                 await self._end_agent(sandbox_id)
         self._connected.set()
-        reason = "Its host was restarted" if restarted else "Its host was away"
+        reason = "Its host was restarted" if restarted else "Its host was unreachable"
         self.on_doubt([path.name for path in self.files.sandboxes.iterdir()], reason)
 
     async def close(self) -> None:
@@ -124,8 +125,11 @@ class FakeDriver:
     def find_layers(self, layers: Layers) -> Layers:
         return self.files.find_layers(layers)
 
-    def get_room(self) -> Room:
+    def get_room(self, handle: Handle | None = None) -> Room:
         return read_room(self._data_dir)
+
+    async def measure_disk(self) -> DiskReport:
+        return await asyncio.to_thread(self.files.measure)
 
     async def wait_for_failure(self) -> str:
         never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -146,7 +150,7 @@ class FakeDriver:
                 raise
             return Handle(spec.id, self.name)
 
-    async def condition(self, handle: Handle) -> Condition:
+    async def get_condition(self, handle: Handle) -> Condition:
         async with self._wrap_operation("condition"):
             return self._get_condition(handle.id)
 
@@ -220,7 +224,7 @@ class FakeDriver:
         async with self._wrap_operation("kill"):
             await self._remove_sandbox(handle.id)
 
-    async def stats(self, handle: Handle) -> Stats:
+    async def get_stats(self, handle: Handle) -> Stats:
         async with self._wrap_operation("stats"):
             limits = self.files.read_spec(handle.id).limits
             members = processes.list_process_tree(self.agents.get(handle.id, -1))
@@ -354,7 +358,7 @@ class FakeDriver:
             raise ConflictError(f"Sandbox {handle.id} is {found.value}.")
 
     def _find_agents(self) -> dict[str, int]:
-        """Return the running agents of this data directory, whoever started them."""
+        """Return the running agents of this data directory, including those of other processes."""
         found = {}
         for process in processes.list_processes():
             arguments = processes.read_command_line(process.pid) if process.alive else []

@@ -20,8 +20,7 @@ class Fault:
 
 
 class Faults:
-    """Faults by operation, each until `heal`. An operation hits its faults before it does anything, and again when it
-    is done."""
+    """Faults by operation, which last until `heal`. They take effect at the beginning or at the end of the operation."""
 
     def __init__(self) -> None:
         self._faults: dict[tuple[str, When], Fault] = {}

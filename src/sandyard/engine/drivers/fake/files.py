@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from sandyard.engine.contract import Layers, Limits, Mount, NetworkPolicy, Spec
-from sandyard.engine.drivers.layer_names import FETCHED_SNAPSHOT, SNAPSHOT, LayerLocation, find_layers
+from sandyard.engine.contract import DiskKind, DiskReport, DiskUse, Layers, Limits, Mount, NetworkPolicy, Spec
+from sandyard.engine.drivers.layer_names import FETCHED_SNAPSHOT, SNAPSHOT, LayerLocation, find_layers, make_copy_name
 from sandyard.kit.errors import InvalidInputError, NoSpaceError, NotFoundError, SandyardError
 
 
@@ -37,13 +37,26 @@ class FakeFiles:
     def find_snapshots(self, layers: Layers) -> list[Path]:
         """Return the directories of the snapshots among these layers, lowest first. Layers of templates have none: the
         host's own programs are used instead."""
-        prefixes = (f"{SNAPSHOT}:", f"{FETCHED_SNAPSHOT}:", f"{self.base}/")
+        prefixes = (f"{SNAPSHOT}:", f"{FETCHED_SNAPSHOT}:", make_copy_name(f"{SNAPSHOT}:"), f"{self.base}/")
         found = self.find_layers(tuple(layer for layer in reversed(layers) if layer.startswith(prefixes)))
         return [Path(path) for path in found]
 
     def find_layers(self, layers: Layers) -> Layers:
         """Return the directories of these layers. Raises NotFoundError."""
         return find_layers(layers, self._layer_locations)
+
+    def measure(self) -> DiskReport:
+        """Return the disk use."""
+        folders = {
+            DiskKind.SANDBOXES: self.sandboxes,
+            DiskKind.SNAPSHOTS: self.snapshots,
+            DiskKind.VOLUMES: self.volumes,
+        }
+        uses = []
+        for kind, folder in folders.items():
+            files = [path.lstat().st_blocks * 512 for path in folder.rglob("*")]
+            uses.append(DiskUse(kind, sum(files), sum(1 for _ in folder.iterdir())))
+        return DiskReport(tuple(uses), frozenset({str(self.base)}))
 
     def get_root(self, sandbox_id: str) -> Path:
         return self.sandboxes / sandbox_id / "root"

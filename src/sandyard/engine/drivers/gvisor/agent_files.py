@@ -22,7 +22,7 @@ from sandyard.kit.errors import SandyardError
 from sandyard.kit.python import PYTHON
 
 MOUNT_POINT = "/dev/.sandyard"
-"""Where a sandbox finds the files: below a directory that is not part of its image."""
+"""The path of the files in a sandbox: below a directory that is not part of its image."""
 _OMITTED = (  # parts of the standard library that the agent does not use
     "test",
     "tests",
@@ -119,7 +119,7 @@ def _create(target: Path) -> None:
         (target / name).write_text(script)
         (target / name).chmod(0o755)
     (target / _ORIGINAL_SUDO).touch()
-    for path in [target, *target.rglob("*")]:  # readable by the sandbox's users, whatever this process's umask
+    for path in [target, *target.rglob("*")]:  # readable by the sandbox's users, independent of this process's umask
         path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
 
 

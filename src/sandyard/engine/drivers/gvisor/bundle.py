@@ -28,7 +28,7 @@ _CONTAINER_CAPABILITIES = [
 ]  # fmt: skip
 """All others, for sandboxes with containers: privileged containers have every capability."""
 CONTAINER_FILES = "/var/lib/docker"
-"""Where a sandbox with containers has a file system for their files."""
+"""The mount point of the file system for containers, in sandboxes that have them."""
 _MAX_OPEN_FILES = 1 << 20
 _SAFE = ["nosuid", "nodev"]
 

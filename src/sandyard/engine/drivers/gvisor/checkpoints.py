@@ -100,28 +100,28 @@ class Checkpoints:
         self._machine = machine
         self._watcher = watcher
         self._processes = processes
-        self._folder = machine.options.data_dir / DIRECTORY
+        self.folder = machine.options.data_dir / DIRECTORY
 
     # Stored checkpoints -------------------------------------------------------------------------------------------------
 
     def has(self, sandbox: str) -> bool:
-        folder = self._folder / sandbox
+        folder = self.folder / sandbox
         return policies.is_sealed(folder) and not (folder / _USED_MARK).exists()
 
     @property
     def has_any(self) -> bool:
-        return self._folder.is_dir() and any(self.has(entry.name) for entry in self._folder.iterdir())
+        return self.folder.is_dir() and any(self.has(entry.name) for entry in self.folder.iterdir())
 
     async def take_over(self, stopped: Collection[str]) -> frozenset[str]:
         found = frozenset(name for name in stopped if self.has(name))
-        for folder in self._folder.iterdir() if self._folder.is_dir() else ():
+        for folder in self.folder.iterdir() if self.folder.is_dir() else ():
             if folder.name not in found:
                 await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         return found
 
     async def continue_processes(self, running: Collection[Record]) -> None:
         async def resume(record: Record) -> None:
-            # gVisor fails if it has to resume processes that are not paused yet, or not any more.
+            # gVisor fails if it has to resume processes that are not paused yet, or no longer paused.
             if not await self._processes.is_responding(record.id):
                 # After a timeout they continue as soon as the checkpoint that is still being written is complete.
                 with contextlib.suppress(SandyardError):
@@ -134,7 +134,7 @@ class Checkpoints:
         return self._machine.run_dir / record.id / _PAUSED_MARK
 
     async def delete_images(self, sandbox: str) -> None:
-        folder = self._folder / sandbox
+        folder = self.folder / sandbox
         if folder.exists():
             (folder / _USED_MARK).touch()  # invalidates it at once; removing it takes a while
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
@@ -154,7 +154,7 @@ class Checkpoints:
         return replace(handle, data={**handle.data, "suspended": True})
 
     async def _save_and_end(self, record: Record, end: EndProcesses) -> None:
-        folder = self._folder / record.id
+        folder = self.folder / record.id
         try:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             folder.mkdir(parents=True, mode=0o700)
@@ -213,7 +213,7 @@ class Checkpoints:
     # From disk ----------------------------------------------------------------------------------------------------------
 
     async def restore(self, record: Record) -> Handle:
-        machine, folder = self._machine, self._folder / record.id
+        machine, folder = self._machine, self.folder / record.id
         machine.memory.check()
 
         async def prepare_files() -> None:
@@ -229,7 +229,7 @@ class Checkpoints:
     @contextlib.asynccontextmanager
     async def copy_memory(self, record: Record, copy_files: Callable[[], Awaitable[None]]) -> AsyncIterator[Starter]:
         _refuse_containers(record, "copied")
-        folder = self._folder / f"{_COPY_PREFIX}{record.id}"
+        folder = self.folder / f"{_COPY_PREFIX}{record.id}"
         try:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             folder.mkdir(parents=True, mode=0o700)

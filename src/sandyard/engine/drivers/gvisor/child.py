@@ -77,7 +77,7 @@ def _enter(request: dict[str, Any]) -> None:
 
 
 def _show_limits(memory_bytes: int, cpu_count: int) -> None:
-    """Let runsc find the sandbox's limits in plain files, whatever cgroups this machine has. The sandbox then shows them
+    """Let runsc find the sandbox's limits in plain files, with any version of cgroups. The sandbox then shows them
     as its own memory and processors; the real groups, which this process has joined, enforce them."""
     kernel.mount("none", _CGROUPS, "tmpfs")
     for controller in _CONTROLLERS:

@@ -11,9 +11,9 @@ from pathlib import Path
 from sandyard.engine.drivers.machine.kernel import is_root
 from sandyard.kit.errors import UnsupportedError
 
-PRIVATE_RUNSC = Path("/var/lib/sandyard/gvisor/runsc")  # where scripts/get-runsc installs it
+PRIVATE_RUNSC = Path("/var/lib/sandyard/gvisor/runsc")  # where `sandyard setup gvisor` installs it
 MIN_VERSION = 20240729
-INSTALL_HINT = "run scripts/get-runsc to install it"
+INSTALL_HINT = "run `sandyard setup gvisor` to install it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,7 +261,7 @@ class GvisorRuntime:
         return self._machine.run_dir / sandbox / "runsc"
 
     def get_control_path(self, sandbox: str) -> str:
-        """Return the path of the control socket. It is short whatever the data directory is called, because the path of
+        """Return the path of the control socket. It is short even if the path of the data directory is long, because the path of
         a unix socket has at most 107 bytes."""
         return f"/proc/self/fd/{self._machine.run_fd}/{sandbox}/runsc/runsc-{sandbox}.sock"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -21,6 +22,9 @@ from sandyard.engine.contract import (
     Capabilities,
     Condition,
     DeniedAttempt,
+    DiskKind,
+    DiskReport,
+    DiskUse,
     Hairpin,
     Handle,
     Isolation,
@@ -38,6 +42,7 @@ from sandyard.engine.drivers.machine.machine import DriverOptions, Machine, Priv
 from sandyard.engine.drivers.machine.record import Record, parse_record
 from sandyard.engine.drivers.machine.runtime import MemoryImages, Runtime, Starter
 from sandyard.engine.drivers.machine.store.base import VOLUMES
+from sandyard.engine.drivers.machine.store.trees import measure_disk_usage
 from sandyard.engine.drivers.room import read_room
 from sandyard.engine.drivers.volume_files.files import LocalVolumeFiles, VolumeThreads
 from sandyard.kit.errors import (
@@ -152,13 +157,19 @@ class MachineDriver:
     def find_layers(self, layers: Layers) -> Layers:
         return self.machine.find_layers(layers)
 
-    def get_room(self) -> Room:
+    def get_room(self, handle: Handle | None = None) -> Room:
         full = None
         try:
             self.machine.store.check_room()
         except FullError as error:
             full = error.message
         return read_room(self._options.data_dir, full)
+
+    async def measure_disk(self) -> DiskReport:
+        stored = await self.machine.store.measure_disk()
+        folders = [runtime.images.folder for runtime in self.runtimes.values()]
+        memory = await asyncio.to_thread(_measure_memory, folders)
+        return DiskReport((*stored.uses, memory), stored.paths | {str(folder) for folder in folders})
 
     async def wait_for_failure(self) -> str:
         return await self.machine.store.wait_for_failure()
@@ -244,7 +255,7 @@ class MachineDriver:
         try:
             async with self._get_images(original).copy_memory(original, copy_files) as memory_starter:
                 started = (start(spec, memory_starter) for spec in specs)
-                # All of them must have ended before the copy of the memory is deleted, whatever one of them raises.
+                # All of them must have ended before the copy of the memory is deleted, even if one of them raises.
                 outcomes = await asyncio.gather(*started, return_exceptions=True)
         except BaseException:
             for spec in specs:
@@ -362,7 +373,7 @@ class MachineDriver:
     def _get_images(self, record: Record) -> MemoryImages:
         return self.runtimes[record.driver].images
 
-    async def condition(self, handle: Handle) -> Condition:
+    async def get_condition(self, handle: Handle) -> Condition:
         record = self._records.get(handle.id)
         if record is not None and record.alive:
             return Condition.FROZEN if pause.is_paused(self.machine, record) else Condition.RUNNING
@@ -384,7 +395,7 @@ class MachineDriver:
             raise UnreachableError(f"The sandbox {handle.id} is paused.")
         return await self.runtimes[record.driver].connect(record, port)
 
-    async def stats(self, handle: Handle) -> Stats:
+    async def get_stats(self, handle: Handle) -> Stats:
         record, machine = self._get_record(handle), self.machine
         usage = machine.cgroups.read_usage(record.id)
         cpu, memory = usage.cpu_seconds, usage.memory
@@ -561,3 +572,9 @@ def _check_volume_id(volume_id: str) -> str:
     if not _ID_PATTERN.fullmatch(volume_id):
         raise InvalidInputError(f"{volume_id!r} is not a valid volume id.")
     return volume_id
+
+
+def _measure_memory(folders: Sequence[Path]) -> DiskUse:
+    """Measure the memory of suspended sandboxes."""
+    saved = [entry.path for folder in folders if folder.is_dir() for entry in os.scandir(folder)]
+    return DiskUse(DiskKind.MEMORY, sum(measure_disk_usage(path) for path in saved), len(saved))

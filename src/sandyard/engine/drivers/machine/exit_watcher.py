@@ -67,7 +67,7 @@ class ExitWatcher:
             self._exit_reports[pid].set()
 
     def on_reports_lost(self) -> None:
-        """Handle that a runtime cannot report any more how the processes running now end."""
+        """Handle a runtime that can no longer report how the processes that run now end."""
         for report in self._exit_reports.values():
             report.set()
 
@@ -80,7 +80,7 @@ class ExitWatcher:
 
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:  # also raised to whoever awaits it
+        if not task.cancelled() and task.exception() is not None:  # also raised to callers that await it
             log.debug("work_failed", error=str(task.exception()))
 
     async def wait_for_tasks(self) -> None:
@@ -137,7 +137,7 @@ class ExitWatcher:
         code = record.exit_code
         if code is None or code == -signal.SIGKILL:
             if self._machine.cgroups.read_usage(record.id).oom_kills > 0:
-                return f"out of memory: the limit of the sandbox is {record.limits.memory_mb} MB"
+                return f"out of memory: the limit of the sandbox is {record.limits.memory_mb} MiB"
             return "ended for an unknown reason" if code is None else "killed from outside"
         if code < 0:
             return f"its agent was ended by {get_signal_name(-code)}"

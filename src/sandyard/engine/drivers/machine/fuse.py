@@ -30,7 +30,7 @@ def list_connections(owners: range) -> list[str]:
 
 
 def abort_connections(owners: range, *, keep: Collection[range] = ()) -> int:
-    """Abort these connections: whoever waits for an answer gets an error. Return how many there were. `keep`: ranges of
+    """Abort these connections: processes that wait for a response get an error. Return how many there were. `keep`: ranges of
     owners whose connections continue."""
     try:
         root = kernel.open_filesystem("fusectl")

@@ -45,7 +45,7 @@ class Instance:
         return self.first_uid + slot * UIDS_PER_SLOT
 
     def get_uids(self, slot: int) -> range:
-        """Return the ids of a slot, which nobody else on the machine has."""
+        """Return the ids of a slot. No other user on the machine has them."""
         first = self.get_first_uid(slot)
         return range(first, first + UIDS_PER_SLOT)
 

@@ -1,4 +1,4 @@
-"""The machine: what is opened once and shared by all sandboxes, whatever runtime they use."""
+"""The machine: what is opened once and shared by the sandboxes of all runtimes."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class Machine:
         return find_layers(layers, self._layer_locations)
 
     def get_agent_path(self, sandbox: str) -> str:
-        """Return a short path whatever the data directory is called, because a unix socket's path has at most 107
+        """Return a path that is short even if that of the data directory is long, because a unix socket's path has at most 107
         bytes."""
         return f"/proc/self/fd/{self.run_fd}/{sandbox}/agent.sock"
 

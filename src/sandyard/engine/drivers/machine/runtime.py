@@ -8,6 +8,7 @@ import socket
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from sandyard.engine.contract import Capabilities, Handle, Isolation, Layers, Limits, Mount
@@ -96,6 +97,11 @@ class Starter(Protocol):
 class MemoryImages(Protocol):
     """The memory of suspended sandboxes on disk. A sandbox is suspended exactly if it is not running and has memory
     here."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder with a directory for each suspended sandbox, if it exists."""
+        ...
 
     def has(self, sandbox: str) -> bool:
         """Return whether there is memory on disk that can be restored."""

@@ -283,7 +283,7 @@ class Forker:
         if not lines and self._stderr is not None:
             self._stderr.seek(0)
             lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        log.warning("zygote_died", words=lines[-1] if lines else "none")
+        log.warning("zygote_died", error=lines[-1] if lines else "none")
         self._discard_zygote(
             ZygoteDiedError(f"The process that creates sandboxes died: {lines[-1]}" if lines else None)
         )

@@ -5,13 +5,17 @@ of its release, and a program of a hundred instructions is easier to review than
 numbers with libseccomp's.
 
 The rule: calls that existed in Linux 6.10 and are not listed here are allowed; newer ones fail with ENOSYS, so that
-programs fall back to older calls. Listed are calls that affect the machine (mounts, namespaces, modules, keyrings, bpf,
-perf, clocks, swap), calls into parts of the kernel with a history of vulnerabilities that no sandbox needs (io_uring,
-userfaultfd, exotic socket families and protocols), calls that use a machine-wide resource (aio), and calls that take
-kernel memory that no cgroup accounts for (some socket options, large extended attributes, huge pages of a reserved
-pool), and the merging of equal pages (KSM), by which a sandbox could find out what others hold in memory. This is the
-second line of defence: the first is that a sandbox's root owns none of the namespaces it runs in. Other ABIs of the machine (32-bit,
-x32) are not supported, because their numbers mean other calls.
+programs fall back to older calls. Listed are
+- calls that affect the machine: mounts, namespaces, modules, keyrings, bpf, perf, clocks, swap;
+- calls into parts of the kernel that no sandbox needs and that have a history of vulnerabilities: io_uring, userfaultfd,
+  exotic socket families and protocols;
+- calls that use a machine-wide resource: aio;
+- calls that take kernel memory that no cgroup accounts for: some socket options, large extended attributes, huge pages
+  of a reserved pool;
+- the merging of equal pages (KSM), by which a sandbox could find out what others hold in memory.
+
+This is the second line of defence. The first is that a sandbox's root owns none of the namespaces it runs in. Other ABIs
+of the machine (32-bit, x32) are not supported, because their numbers mean other calls.
 """
 
 from __future__ import annotations
@@ -290,8 +294,8 @@ def _match_value(value: int, block: list[Instruction]) -> list[Instruction]:
 
 
 def _make_checks(*, containers: bool) -> dict[str, list[Instruction]]:
-    """Return the instructions that check the arguments of each call in `CHECKED`. Each list ends in a return, whatever it
-    decides."""
+    """Return the instructions that check the arguments of each call in `CHECKED`. Each list ends in a
+    return in every case."""
     namespaces = 0 if containers else _NEW_NAMESPACES
     netlink_protocols = (*_NETLINK_PROTOCOLS, _NETLINK_NETFILTER) if containers else _NETLINK_PROTOCOLS
     deny = _return_error(errno.EPERM)

@@ -47,7 +47,7 @@ class Suspender:
         self._machine = machine
         self._watcher = watcher
         self._starter = starter
-        self._folder = machine.options.data_dir / DIRECTORY
+        self.folder = machine.options.data_dir / DIRECTORY
         self._criu: Criu | None = None
         self._unsupported_reason = _TRIAL_RUNNING
         self._trial: asyncio.Task[None] | None = None
@@ -93,19 +93,19 @@ class Suspender:
 
     def has(self, sandbox: str) -> bool:
         """Return whether there is memory on disk that can be restored."""
-        images = self._folder / sandbox
+        images = self.folder / sandbox
         return policies.is_sealed(images) and not (images / USED_MARK).exists()
 
     @property
     def has_any(self) -> bool:
-        return self._folder.is_dir() and any(self.has(entry.name) for entry in self._folder.iterdir())
+        return self.folder.is_dir() and any(self.has(entry.name) for entry in self.folder.iterdir())
 
     async def take_over(self, stopped: Collection[str]) -> frozenset[str]:
         """Return which of these sandboxes, which are not running, are suspended. Keeps their slots and removes all
         other images."""
         found = frozenset(name for name in stopped if self.has(name))
-        if self._folder.is_dir():
-            await Criu.sweep(self._folder, found)
+        if self.folder.is_dir():
+            await Criu.sweep(self.folder, found)
         slots = {slot for name in found if (slot := self._read_slot(name)) is not None}
         for slot in self._machine.slots.kept - slots:
             self._machine.slots.release_kept(slot)
@@ -116,7 +116,7 @@ class Suspender:
     def _read_slot(self, sandbox: str) -> int | None:
         """Return the slot whose user ids its memory contains, or None if they no longer belong to this engine."""
         try:
-            owner = int(json.loads((self._folder / sandbox / _FACTS).read_text())["owner"])
+            owner = int(json.loads((self.folder / sandbox / _FACTS).read_text())["owner"])
         except (OSError, ValueError, KeyError):
             return None
         slot, rest = divmod(owner - self._machine.instance.first_uid, UIDS_PER_SLOT)
@@ -127,7 +127,7 @@ class Suspender:
 
     async def delete_images(self, sandbox: str) -> None:
         """Remove its memory. Idempotent."""
-        images = self._folder / sandbox
+        images = self.folder / sandbox
         if not images.exists():
             return
         slot = self._read_slot(sandbox) if self.has(sandbox) else None
@@ -159,8 +159,8 @@ class Suspender:
                 f"The memory of the sandbox {record.id} stays in RAM: CRIU cannot save the namespaces of its containers."
             )
         await self._settle(record, life)
-        images = self._folder / record.id
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        images = self.folder / record.id
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         owner = scan.read_root_uid(life.pid)
         # Its stderr: an in-memory file that belongs to the host's root cannot be restored.
         os.chown(f"/proc/{life.pid}/fd/2", owner, owner)
@@ -220,7 +220,7 @@ class Suspender:
         raise UnsupportedError(f"The memory of the sandbox {record.id} can't be copied at this isolation level.")
 
     async def _restore(self, record: Record) -> Handle:
-        machine, images = self._machine, self._folder / record.id
+        machine, images = self._machine, self.folder / record.id
         criu = self._criu or await Criu.find()  # it was tested before this memory was written
         slot = self._read_slot(record.id)
         if slot is None:

@@ -19,7 +19,7 @@ THREADS = 8
 
 
 class VolumeThreads:
-    """Threads of their own for volumes: their files may be slow, and waiting for them must not block other work."""
+    """A separate thread pool for volumes: their files may be slow, and waiting for them must not block other work."""
 
     def __init__(self) -> None:
         self._executor: ThreadPoolExecutor | None = None

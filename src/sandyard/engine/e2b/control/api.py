@@ -6,13 +6,18 @@ from fastapi import FastAPI, Response
 
 from sandyard.engine.e2b.control import (
     builds,
+    disk,
+    encryption_keys,
     errors,
+    hosts,
+    isolation,
     layer_store,
     lifecycle,
     metrics,
     monitoring,
     sandboxes,
     secrets,
+    status,
     tags,
     teams,
     templates,
@@ -23,6 +28,7 @@ from sandyard.engine.e2b.control import (
 from sandyard.engine.e2b.control.context import Context
 from sandyard.engine.e2b.control.guard import Guard
 from sandyard.engine.store.keys import ApiKeys
+from sandyard.kit.telemetry import TelemetryMiddleware
 
 
 def build_app(context: Context, keys: ApiKeys) -> Guard:
@@ -45,12 +51,28 @@ def build_app(context: Context, keys: ApiKeys) -> Guard:
         return Response(status_code=204) if warning is None else errors.make_error_response(200, warning)
 
     app.include_router(teams.make_router(keys))
-    for module in (metrics, monitoring, layer_store, sandboxes, lifecycle, secrets, volumes, tags, builds, templates):
+    for module in (
+        metrics,
+        status,
+        monitoring,
+        disk,
+        encryption_keys,
+        hosts,
+        isolation,
+        layer_store,
+        sandboxes,
+        lifecycle,
+        secrets,
+        volumes,
+        tags,
+        builds,
+        templates,
+    ):
         app.include_router(module.make_router(context))
     return Guard(
-        app,
+        TelemetryMiddleware(app),
         keys,
-        sandboxes.make_create_apps(context),
+        {key: TelemetryMiddleware(create, key[1]) for key, create in sandboxes.make_create_apps(context).items()},
         {
             uploads.PREFIX: uploads.make_app(context.builds),
             volume_content.PREFIX: volume_content.make_app(context.volumes),

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from sandyard.engine.builds.service import Builds
 from sandyard.engine.contract import Limits
+from sandyard.engine.disk.service import EngineDisk
+from sandyard.engine.hosts.administration import HostAdministration
 from sandyard.engine.layers.service import LayerService
 from sandyard.engine.sandboxes.model import Templates
 from sandyard.engine.sandboxes.service import Sandboxes
@@ -25,6 +27,8 @@ class Context:
     secrets: Secrets
     builds: Builds
     volumes: Volumes
+    hosts: HostAdministration
+    disk: EngineDisk
     layers: LayerService | None = None  # None: without a layer store
 
     def is_durable(self, snapshot_id: str) -> bool:

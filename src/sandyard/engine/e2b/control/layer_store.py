@@ -48,7 +48,9 @@ def make_router(context: Context) -> APIRouter:
         """Return the snapshots in the layer store, oldest first."""
         known = context.sandboxes.components.snapshots
         found = await get_layers().list_published()
-        return JSONResponse([_render_published(one, local=known.find(one.id) is not None) for one in found])
+        return JSONResponse(
+            [_render_published(snapshot, local=known.find(snapshot.id) is not None) for snapshot in found]
+        )
 
     @router.post("/layer-store/pull")
     async def pull(body: PullRequest) -> JSONResponse:

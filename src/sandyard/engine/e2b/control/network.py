@@ -3,6 +3,7 @@ policy."""
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 from typing import Any
@@ -24,7 +25,7 @@ _HOST = re.compile(rf"((?:{_LABEL}\.)*{_LABEL})(?::(?:\d{{1,5}}|\$\{{PORT\}}))?"
 def make_network(config: NetworkConfig | None, allow_internet: bool | None) -> Network:
     """Return the network of a new sandbox. Raises InvalidInputError."""
     if config is None:
-        return Network(NetworkPolicy(allow_internet=allow_internet is not False), None, allow_internet)
+        return _make_default(allow_internet)
     if any(not 0 < port < 65536 or port == AGENT_PORT for port in config.httpsPorts or ()):
         raise InvalidInputError(f"HTTPS ports must be numbers from 1 to 65535, except {AGENT_PORT}, which envd uses.")
     if config.maskRequestHost is not None and not _HOST.fullmatch(config.maskRequestHost):
@@ -34,6 +35,12 @@ def make_network(config: NetworkConfig | None, allow_internet: bool | None) -> N
     if config.rules is not None:
         shown["rules"] = rules.render_rules(config.rules)
     return Network(policy, shown, allow_internet)
+
+
+@functools.cache
+def _make_default(allow_internet: bool | None) -> Network:
+    """Return the network of most sandboxes, which share the object."""
+    return Network(NetworkPolicy(allow_internet=allow_internet is not False), None, allow_internet)
 
 
 def update_network(update: NetworkUpdate, before: Network) -> Network:

@@ -55,7 +55,7 @@ def make_router(context: Context) -> APIRouter:
     async def tags(name: str) -> JSONResponse:
         template = builds.find(name)
         if template is not None:
-            histories = builds.tags(template).items()
+            histories = builds.list_tags(template).items()
             return JSONResponse([template_views.render_tag(tag, history[-1]) for tag, history in histories])
         plain = name.partition(":")[0].lower()
         snapshots = context.sandboxes.list_snapshots(SnapshotQuery(name=plain)).items
@@ -65,13 +65,13 @@ def make_router(context: Context) -> APIRouter:
 
     @router.get("/templates/{name:path}/tags/count")
     async def count(name: str) -> JSONResponse:
-        return JSONResponse({"total": len(builds.tags(builds.get(name)))})
+        return JSONResponse({"total": len(builds.list_tags(builds.get(name)))})
 
     @router.get("/templates/{name:path}/tags/exists")
     async def exists(name: str, tag: str) -> JSONResponse:
         template = builds.get(name)
         normalized = validate_tag(tag, template.name)
-        return JSONResponse({"exists": normalized in builds.tags(template), "normalizedTag": normalized})
+        return JSONResponse({"exists": normalized in builds.list_tags(template), "normalizedTag": normalized})
 
     @router.get("/templates/{name:path}/tags/groups")
     async def groups(
@@ -87,7 +87,7 @@ def make_router(context: Context) -> APIRouter:
         if sort not in SORTS:
             raise InvalidInputError(f"sort is not valid: use {', '.join(SORTS)}.")
         key, descending = SORTS[sort]
-        matches = [tag for tag in builds.tags(template).items() if (search or "").lower() in tag[0]]
+        matches = [tag for tag in builds.list_tags(template).items() if (search or "").lower() in tag[0]]
         matches.sort(key=key, reverse=descending)
         page, next_cursor = _paginate(matches, tagsCursor, tagsLimit)
         shown = [
@@ -105,13 +105,13 @@ def make_router(context: Context) -> APIRouter:
     @router.get("/templates/{name:path}/tags/{tag}/assignments")
     async def assignments(name: str, tag: str, cursor: str | None = None, limit: PageLimit = 25) -> JSONResponse:
         template = builds.get(name)
-        history = builds.tags(template).get(validate_tag(tag, template.name), [])
+        history = builds.list_tags(template).get(validate_tag(tag, template.name), [])
         page, next_cursor = _paginate(history[::-1], cursor, limit)
         shown = [_render_assignment(template, assignment) for assignment in page]
         return JSONResponse({"data": shown, "nextCursor": next_cursor})
 
     def _render_assignment(template: BuiltTemplate, assignment: Assignment) -> views.View:
-        build = next((build for build in builds.builds(template) if build.id == assignment.build_id), None)
+        build = next((build for build in builds.list_builds(template) if build.id == assignment.build_id), None)
         return template_views.render_assignment(assignment, build)
 
     return router

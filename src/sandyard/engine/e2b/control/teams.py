@@ -1,4 +1,4 @@
-"""Teams and API keys. An engine is one team, and every key belongs to it: whoever has a key may manage all of them.
+"""Teams and API keys. An engine is one team, and every key belongs to it: a holder of any key may manage all keys.
 
 These are the same keys that `sandyard keys` manages; keys from the engine's command line are not stored and not listed.
 A key is shown only in the response that creates it; a list shows just enough to recognise it. The team's `apiKey` is a
@@ -40,7 +40,7 @@ def make_router(keys: ApiKeys) -> APIRouter:
 
     def create_key(request: Request, name: str) -> tuple[ApiKey, str]:
         key, secret = keys.create(name)
-        log.info("key_created", key=key.id, label=key.label, by=_caller_id(request))
+        log.info("key_created", key=key.id, label=key.label, by=_get_caller_id(request))
         return key, secret.reveal()
 
     @router.post("/api-keys")
@@ -51,7 +51,7 @@ def make_router(keys: ApiKeys) -> APIRouter:
     @router.patch("/api-keys/{key_id}")
     async def rename(request: Request, key_id: str, body: KeyName) -> JSONResponse:
         key = keys.rename(key_id, body.name)
-        log.info("key_renamed", key=key.id, label=key.label, by=_caller_id(request))
+        log.info("key_renamed", key=key.id, label=key.label, by=_get_caller_id(request))
         return JSONResponse(_view(key))
 
     @router.post("/access-tokens")
@@ -63,13 +63,13 @@ def make_router(keys: ApiKeys) -> APIRouter:
     @router.delete("/access-tokens/{key_id}")
     async def revoke(request: Request, key_id: str) -> Response:
         key = keys.revoke(key_id)
-        log.info("key_revoked", key=key.id, label=key.label, by=_caller_id(request))
+        log.info("key_revoked", key=key.id, label=key.label, by=_get_caller_id(request))
         return Response(status_code=204)
 
     return router
 
 
-def _caller_id(request: Request) -> str:
+def _get_caller_id(request: Request) -> str:
     key: ApiKey = request.scope["state"]["key"]
     return key.id
 

@@ -28,8 +28,8 @@ def make_router(context: Context) -> APIRouter:
 
     def render_all_templates() -> list[views.View]:
         built = [
-            template_views.render_template(template, builds.builds(template), context.defaults)
-            for template in builds.templates()
+            template_views.render_template(template, builds.list_builds(template), context.defaults)
+            for template in builds.list_templates()
         ]
         return [*built, *render_machine_templates()]
 
@@ -83,8 +83,8 @@ def make_router(context: Context) -> APIRouter:
             return JSONResponse(
                 {**views.render_template(record, context.defaults), "builds": [build] if record.ready else []}
             )
-        all_builds = builds.builds(template)
-        if nextToken and not nextToken.isdigit():
+        all_builds = builds.list_builds(template)
+        if nextToken and not (nextToken.isascii() and nextToken.isdigit() and len(nextToken) < 10):
             raise InvalidInputError("nextToken is not valid: use one from a previous response.")
         begin, size = int(nextToken or 0), parse_page_limit(limit)
         shown = [template_views.render_build(build, context.defaults) for build in all_builds[begin : begin + size]]

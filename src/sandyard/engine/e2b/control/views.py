@@ -88,6 +88,8 @@ def render_detail(sandbox: Sandbox, domain: str | None) -> View:
     view["domain"] = domain
     view["isolation"] = sandbox.isolation.value  # not in E2B's own API
     view["containers"] = sandbox.containers  # not in E2B's own API
+    if sandbox.host_labels:
+        view["hostLabels"] = dict(sandbox.host_labels)  # not in E2B's own API
     view["allowInternetAccess"] = sandbox.network.allow_internet
     view["lifecycle"] = {"autoResume": sandbox.auto_resume, "onTimeout": sandbox.on_timeout.value}
     if sandbox.network.config is not None:

@@ -100,7 +100,7 @@ class TlsLayer(asyncio.Protocol, asyncio.Transport):
     def close(self) -> None:
         if self._below is not None and not self._below.is_closing():
             if self._connected:
-                # the closing message is already sent, or cannot be sent any more
+                # the closing message has been sent, or can no longer be sent
                 with contextlib.suppress(ssl.SSLError, ValueError):
                     self._tls.unwrap()
                 self._flush()

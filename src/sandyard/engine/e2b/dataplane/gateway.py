@@ -25,7 +25,7 @@ from sandyard.engine.e2b.dataplane.pool import Pool
 from sandyard.engine.e2b.dataplane.relay import RECEIPTS, ClientGoneError, Exchange, StaleConnectionError, build_request
 from sandyard.engine.e2b.dataplane.reply import BadReplyError, UpstreamError
 from sandyard.engine.e2b.dataplane.signature import SignatureIndex
-from sandyard.engine.e2b.dataplane.target import Target, find_target, parse_signed_file
+from sandyard.engine.e2b.dataplane.target import Target, find_sandbox_id, find_target, parse_signed_file
 from sandyard.engine.e2b.dataplane.tunnel import Tunnel, TunnelConnection
 from sandyard.engine.e2b.dataplane.upstream import Upstream
 from sandyard.engine.sandboxes.model import Sandbox, SandboxQuery
@@ -82,6 +82,11 @@ class Gateway:
 
     def close(self) -> None:
         self.pool.close()
+
+    def is_sandbox_name(self, host: str) -> bool:
+        """Return whether a host name is that of a port of an existing sandbox."""
+        sandbox_id = find_sandbox_id(host)
+        return sandbox_id is not None and self._sandboxes.find(sandbox_id) is not None
 
     def admit(self, target: Target, scope: Scope) -> Sandbox | Page:
         """Return the sandbox that a request may access, or the response to send instead."""
@@ -178,7 +183,7 @@ class Gateway:
             upstream = await self._dial(target, find_tls_server_name(target, sandbox, scope))
             forwarded = make_forwarded_headers(target, sandbox, scope)
             request = build_request(scope, keep_alive=False, drop=hidden, add=forwarded)
-            with self.pool.busy(target.sandbox_id, upstream):
+            with self.pool.mark_busy(target.sandbox_id, upstream):
                 await exchange.run(request, upstream)
             return
         receipt_headers: Headers = (
@@ -188,12 +193,12 @@ class Gateway:
         )
         request = build_request(scope, keep_alive=True, drop=hidden, add=receipt_headers)
         upstream = self.pool.take(target.sandbox_id) or await self._dial(target)
-        with self.pool.busy(target.sandbox_id, upstream):
+        with self.pool.mark_busy(target.sandbox_id, upstream):
             try:
                 usable = await exchange.run(request, upstream)
             except StaleConnectionError:
                 upstream = await self._dial(target)
-                with self.pool.busy(target.sandbox_id, upstream):
+                with self.pool.mark_busy(target.sandbox_id, upstream):
                     usable = await exchange.run(request, upstream)
         if usable:
             self.pool.give(target.sandbox_id, upstream)

@@ -1,6 +1,6 @@
-"""Responses of the data plane itself instead of a sandbox: JSON for programs, a page for browsers.
+"""Error responses of the data plane itself: JSON for programs, a page for browsers.
 
-The wording, the fields and the status codes are those of E2B's proxy, because clients look for them.
+The messages, fields and status codes are those of E2B's proxy, because clients check for them.
 """
 
 from __future__ import annotations

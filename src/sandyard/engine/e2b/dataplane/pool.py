@@ -21,7 +21,7 @@ IDLE_SECONDS = 30.0
 """The agent never closes an idle connection; the engine does, so that an idle sandbox holds none."""
 
 
-class Connection(Protocol):
+class Abortable(Protocol):
     """A connection into a sandbox that can be closed."""
 
     def abort(self, reason: str = ...) -> None: ...
@@ -30,7 +30,7 @@ class Connection(Protocol):
 class Pool:
     def __init__(self) -> None:
         self.idle: dict[str, list[Upstream]] = {}
-        self._busy: dict[str, set[Connection]] = {}
+        self._busy: dict[str, set[Abortable]] = {}
         self._count = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -62,7 +62,7 @@ class Pool:
             self._timer = loop.call_later(IDLE_SECONDS, self._sweep, loop)
 
     @contextmanager
-    def busy(self, sandbox_id: str, connection: Connection) -> Iterator[None]:
+    def mark_busy(self, sandbox_id: str, connection: Abortable) -> Iterator[None]:
         """While the context lasts, `drop` closes this connection."""
         self.add_busy(sandbox_id, connection)
         try:
@@ -70,10 +70,10 @@ class Pool:
         finally:
             self.remove_busy(sandbox_id, connection)
 
-    def add_busy(self, sandbox_id: str, connection: Connection) -> None:
+    def add_busy(self, sandbox_id: str, connection: Abortable) -> None:
         self._busy.setdefault(sandbox_id, set()).add(connection)
 
-    def remove_busy(self, sandbox_id: str, connection: Connection) -> None:
+    def remove_busy(self, sandbox_id: str, connection: Abortable) -> None:
         if busy := self._busy.get(sandbox_id):
             busy.discard(connection)
             if not busy:
@@ -87,7 +87,7 @@ class Pool:
         for connection in self._busy.pop(sandbox_id, ()):
             connection.abort("The sandbox was paused or ended.")
 
-    def sandboxes(self) -> set[str]:
+    def list_sandboxes(self) -> set[str]:
         """Return the sandboxes with a connection, idle or busy."""
         return {*self.idle, *self._busy}
 
@@ -95,7 +95,7 @@ class Pool:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for sandbox_id in self.sandboxes():
+        for sandbox_id in self.list_sandboxes():
             self.drop(sandbox_id)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -112,7 +112,7 @@ class Exchange:
         self._sent = not more
         forwarding = asyncio.ensure_future(self._forward_body(upstream, request.chunked))
         try:
-            head = await upstream.head()
+            head = await upstream.read_head()
             self._first = {}  # a stream may last for hours, and its first chunk is already sent
             if not await self._forward_reply(head, upstream, receipts=request.receipts):
                 await self._cut_connection(forwarding)
@@ -157,7 +157,7 @@ class Exchange:
         more = True
         try:
             while more:
-                chunk = await upstream.body()
+                chunk = await upstream.read_body()
                 more = not upstream.complete
                 await deliver({"type": "http.response.body", "body": chunk, "more_body": more})
         except UpstreamError:

@@ -13,7 +13,7 @@ import httptools
 from sandyard.engine.e2b.dataplane.asgi import Headers
 
 OVERHEAD_LIMIT = 64 * 1024
-"""How many bytes may arrive without any payload: a head, a trailer, a chunk's extension."""
+"""How many bytes may arrive in a row without any payload: the head, trailers, chunk extensions."""
 HEADERS_LIMIT = 256
 
 
@@ -57,8 +57,8 @@ class Reply:
 
     @property
     def needs_no_parser(self) -> bool:
-        """Whether the rest of the body can be read without the parser, because its end is known. It is then cheap even if it
-        was sent in many small pieces."""
+        """Whether the rest of the body can be read without the parser, because its end is known. Reading is then cheap even if
+        the body arrives in many small pieces."""
         return self._until_close or self._remaining is not None
 
     def feed(self, data: bytes) -> None:

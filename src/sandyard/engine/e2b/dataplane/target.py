@@ -62,6 +62,12 @@ def find_target(scope: Scope) -> Target | None:
     return Target(strip_client_id(sandbox_id.decode("latin-1").strip()), _parse_port(port))
 
 
+def find_sandbox_id(host: str) -> str | None:
+    """Return the sandbox id in a host name `{port}-{id}.…`, or None."""
+    match = _HOST.match(host.encode("latin-1", "replace"))
+    return None if match is None else match.group(2).decode()
+
+
 def _parse_port(value: bytes | None) -> int:
     if value is None:
         return AGENT_PORT

@@ -54,13 +54,36 @@ class TunnelGateway(Protocol):
     def end_tunnel(self, target: Target, tunnel: Tunnel) -> None: ...
 
 
-class Tunnel(asyncio.Protocol):
+class TunnelSide(asyncio.Protocol):
+    """One of the two connections of a tunnel."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def pause_reading(self) -> None:
+        if self._transport is not None and self._transport.is_reading():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None and not self._transport.is_closing() and not self._transport.is_reading():
+            self._transport.resume_reading()
+
+
+class Tunnel(TunnelSide):
     """The client's side. Created by uvicorn, for one connection."""
 
     def __init__(self, gateway: TunnelGateway, server_state: ServerState) -> None:
+        super().__init__()
         self._gateway = gateway
         self._connections = cast(set[Any], server_state.connections)
-        self._transport: asyncio.Transport | None = None
         self._unread: UnreadWatch | None = None
         self._sandbox_side: SandboxSide | None = None
         self._task: asyncio.Task[None] | None = None
@@ -76,9 +99,8 @@ class Tunnel(asyncio.Protocol):
         return make
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
-        self._unread = UnreadWatch(self._transport, asyncio.get_running_loop())
+        super().connection_made(transport)
+        self._unread = UnreadWatch(cast(asyncio.Transport, transport), asyncio.get_running_loop())
         self._connections.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -120,18 +142,6 @@ class Tunnel(asyncio.Protocol):
         """Close the connection because the sandbox paused or ended."""
         if self._transport is not None:
             self._transport.abort()
-
-    def write(self, data: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
-
-    def pause_reading(self) -> None:
-        if self._transport is not None and self._transport.is_reading():
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        if self._transport is not None and not self._transport.is_closing() and not self._transport.is_reading():
-            self._transport.resume_reading()
 
     def close(self) -> None:
         if self._transport is not None:
@@ -176,19 +186,15 @@ class Tunnel(asyncio.Protocol):
         self._sandbox_side.write(b"\r\n".join(lines))
 
 
-class SandboxSide(asyncio.Protocol):
+class SandboxSide(TunnelSide):
     """The sandbox's side."""
 
     def __init__(self, client: Tunnel) -> None:
+        super().__init__()
         self._client = client
-        self._transport: asyncio.Transport | None = None
         self._paced_input: PacedInput | None = None  # for a response that refuses the upgrade
         self._head: bytes | None = b""  # the part of the response's head received so far; None once the tunnel is open
         self._refusal: Reply | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(high=BUFFER_BYTES)
 
     def data_received(self, data: bytes) -> None:
         if self._head is None:
@@ -217,18 +223,6 @@ class SandboxSide(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._client.resume_reading()
-
-    def write(self, data: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
-
-    def pause_reading(self) -> None:
-        if self._transport is not None and self._transport.is_reading():
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        if self._transport is not None and not self._transport.is_closing() and not self._transport.is_reading():
-            self._transport.resume_reading()
 
     def close(self) -> None:
         if self._transport is not None:

@@ -19,7 +19,7 @@ READ_AHEAD = 256 * 1024
 
 
 class Upstream(asyncio.Protocol):
-    """Call `open` to connect, `begin` to start an exchange, then `head` once, `body` until `complete`, and `finish` at
+    """Call `open` to connect, `begin` to start an exchange, then `read_head` once, `read_body` until `complete`, and `finish` at
     the end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -53,7 +53,7 @@ class Upstream(asyncio.Protocol):
         self.write(request)
 
     def write(self, data: bytes) -> None:
-        """Send more of the request's body. Data after the end is dropped: `body` raises the reason."""
+        """Send more of the request's body. Data after the end is dropped: `read_body` raises the reason."""
         if not self._lost and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
@@ -68,14 +68,14 @@ class Upstream(asyncio.Protocol):
             self._writer = self._loop.create_future()
             await self._writer
 
-    async def head(self) -> Head:
+    async def read_head(self) -> Head:
         """Return the reply's head. Raises UpstreamError."""
         assert self._reply is not None
         while self._reply.head is None:
             await self._wait()
         return self._reply.head
 
-    async def body(self) -> bytes:
+    async def read_body(self) -> bytes:
         """Return the next chunk of the reply; b"" only if it is complete. Raises UpstreamError if it can never be
         completed."""
         assert self._reply is not None

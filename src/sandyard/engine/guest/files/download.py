@@ -29,7 +29,7 @@ class Downloads:
 
     async def get(self, exchange: Exchange) -> None:
         request = exchange.request
-        user = self._sandbox.file_user(request.query("username"))
+        user = self._sandbox.get_file_user(request.query("username"))
         requested = request.query("path") or ""
         try:
             path = self._sandbox.resolve(requested, user)

@@ -28,7 +28,7 @@ def describe_status(sandbox: Sandbox, path: str, status: os.stat_result) -> dict
     host = sandbox.to_host_path(path)
     mode = status.st_mode
     is_link = stat.S_ISLNK(mode)
-    kind, bits = _file_type(mode), mode & 0o777
+    kind, bits = _get_file_type(mode), mode & 0o777
     target: str | None = None
     if is_link:
         target = _resolve_link(sandbox, path)
@@ -37,7 +37,7 @@ def describe_status(sandbox: Sandbox, path: str, status: os.stat_result) -> dict
         except OSError:
             kind, bits = _UNSPECIFIED, 0
         else:
-            kind, bits = _file_type(followed), followed & 0o777
+            kind, bits = _get_file_type(followed), followed & 0o777
     entry: dict[str, Any] = {
         "name": protojson.make_printable(posixpath.basename(path.rstrip("/")) or "/"),
         "type": kind,
@@ -67,7 +67,7 @@ def _resolve_link(sandbox: Sandbox, path: str) -> str:
         return path
 
 
-def _file_type(mode: int) -> str:
+def _get_file_type(mode: int) -> str:
     if stat.S_ISREG(mode):
         return _FILE
     return _DIRECTORY if stat.S_ISDIR(mode) else _UNSPECIFIED

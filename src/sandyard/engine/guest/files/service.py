@@ -156,7 +156,7 @@ class FilesystemService:
     # shared ----------------------------------------------------------------------------------------------------------
 
     def _resolve_path(self, request: Request, message: Message, field: str) -> tuple[str, User]:
-        user = self._sandbox.rpc_user(request)
+        user = self._sandbox.get_rpc_user(request)
         try:
             return self._sandbox.resolve(protojson.get_text(message, field), user), user
         except PathError as error:

@@ -137,7 +137,7 @@ class Target:
         self.write(memoryview(data))
         return len(data)
 
-    def info(self) -> dict[str, Any]:
+    def get_info(self) -> dict[str, Any]:
         """Return the description of the file for the client."""
         info: dict[str, Any] = {"path": self._path, "name": posixpath.basename(self._path), "type": "file"}
         if self._metadata:

@@ -77,7 +77,7 @@ def enter_parent(fd: int, expected: tuple[int, int]) -> int:
 
 
 def get_inode(fd: int) -> tuple[int, int]:
-    """Return what identifies a file: its device and its inode number."""
+    """Return the identity of a file: its device and its inode number."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino
 

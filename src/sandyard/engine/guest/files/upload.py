@@ -29,7 +29,7 @@ class Uploads:
         """Write the files in the request's body, and reply with their descriptions."""
         request = exchange.request
         source = encoding.decode_body(request.body, request.headers)
-        user = self._sandbox.file_user(request.query("username"))
+        user = self._sandbox.get_file_user(request.query("username"))
         file_metadata = metadata.parse_headers(request.headers)
         content_type = request.headers.get("content-type", "")
         media_type = content_type.partition(";")[0].strip().lower()
@@ -63,7 +63,7 @@ class Uploads:
             raise HttpError(400, "source_paths must not be empty")
         if not destination_name:
             raise HttpError(400, "destination is required")
-        user = self._sandbox.file_user(username)
+        user = self._sandbox.get_file_user(username)
         destination = self._resolve(destination_name, user)
         sources = [self._find_source(name, destination, user) for name in names]
         # A temporary name in the same directory, so that an existing file stays until the new one is complete.
@@ -122,7 +122,7 @@ class _Upload:
             while count := await self._source.read_into(view):
                 target.write(view[:count])
             await target.finish()
-        return target.info()
+        return target.get_info()
 
     async def write_multipart(self, boundary: str, path: str | None) -> list[dict[str, Any]]:
         reader = MultipartReader(self._source, boundary)
@@ -145,7 +145,7 @@ class _Upload:
             with self._open_target(resolved) as target:
                 await reader.read_part(target.write)
                 await target.finish()
-            written[resolved] = target.info()
+            written[resolved] = target.get_info()
         return list(written.values())
 
     def _open_target(self, path: str) -> Target:

@@ -12,7 +12,7 @@ from sandyard.engine.guest.files.watch import Event, Watch, is_directory
 from sandyard.engine.guest.loop import Loop
 from sandyard.engine.guest.sandbox import PathError, Sandbox
 from sandyard.engine.guest.wire import connect, protojson
-from sandyard.engine.guest.wire.connect import RpcError, ServerStream, envelope
+from sandyard.engine.guest.wire.connect import RpcError, ServerStream, make_envelope
 from sandyard.engine.guest.wire.http1 import Exchange, Request
 
 _KEEPALIVE = b'{"keepalive":{}}'
@@ -67,7 +67,7 @@ class Watchers:
                 stream.check()
                 pending = [collector.events.popleft() for _ in range(min(len(collector.events), 512))]
                 if pending:
-                    events = [envelope(protojson.render({"filesystem": event})) for event in pending]
+                    events = [make_envelope(protojson.render({"filesystem": event})) for event in pending]
                     await stream.send(b"".join(events))
                 elif collector.error is not None:
                     raise RpcError("internal", collector.error)
@@ -106,7 +106,7 @@ class Watchers:
             raise RpcError("not_found", f"watcher with id {watcher_id} not found") from None
 
     def _open(self, request: Request, message: Message) -> _Collector:
-        user = self._sandbox.rpc_user(request)
+        user = self._sandbox.get_rpc_user(request)
         try:
             path = self._sandbox.resolve(protojson.get_text(message, "path"), user)
         except PathError as error:

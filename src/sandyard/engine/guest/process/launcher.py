@@ -54,7 +54,7 @@ class StartRequest:
             terminal=None if size is None else (protojson.get_uint32(size, "cols"), protojson.get_uint32(size, "rows")),
         )
 
-    def config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, Any]:
         """Return the configuration as shown by `List`."""
         config: dict[str, Any] = {"cmd": self.command}
         if self.args:
@@ -162,7 +162,7 @@ class Launcher:
         process = Process(
             self._loop,
             pid,
-            config=request.config(),
+            config=request.get_config(),
             tag=request.tag,
             budget=self._budget,
             on_end=self._registry.record_end,

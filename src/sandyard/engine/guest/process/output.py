@@ -117,7 +117,7 @@ class Output:
             reader.push(chunk)
 
     def finish(self, end: End) -> None:
-        """Mark the output as complete. `on_room` is not called any more."""
+        """Mark the output as complete. `on_room` is no longer called."""
         self.end = end
         self._on_room = _ignore
         for reader in self._readers:

@@ -114,7 +114,7 @@ class Process:
         except BlockingIOError:
             return
         except OSError:
-            data = b""  # EIO: nobody has the terminal open any more
+            data = b""  # EIO: nobody has the terminal open
         if not data:
             self._close_output_fd(fd)
             self._finish_if_complete()

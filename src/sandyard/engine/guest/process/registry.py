@@ -13,7 +13,7 @@ from sandyard.engine.guest.wire.connect import RpcError
 # How long an ended process is kept, in seconds, before and after a client has received its end.
 KEEP_UNSEEN = 600.0
 KEEP_SEEN = 30.0
-KEEP_AT_MOST = 128
+MAX_ENDED = 128
 
 
 class EndedProcess:
@@ -48,7 +48,7 @@ class Registry:
         if self._live.get(process.pid) is not process:
             return
         del self._live[process.pid]
-        while len(self._ended) >= KEEP_AT_MOST:
+        while len(self._ended) >= MAX_ENDED:
             self._remove(next(iter(self._ended)))
         self._ended[process.pid] = EndedProcess(process, self._loop.time() + KEEP_UNSEEN)
         if not self._removal_scheduled:

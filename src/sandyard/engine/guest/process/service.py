@@ -17,7 +17,7 @@ from sandyard.engine.guest.process.process import Process
 from sandyard.engine.guest.process.registry import EndedProcess, Registry
 from sandyard.engine.guest.sandbox import Sandbox
 from sandyard.engine.guest.wire import connect, protojson
-from sandyard.engine.guest.wire.connect import RpcError, ServerStream, envelope
+from sandyard.engine.guest.wire.connect import RpcError, ServerStream, make_envelope
 from sandyard.engine.guest.wire.connection import PeerGoneError
 from sandyard.engine.guest.wire.http1 import Exchange, Request
 
@@ -43,7 +43,7 @@ class ProcessService:
 
     async def start(self, exchange: Exchange, message: Message) -> None:
         """Start a process and follow it. It is killed at the call's deadline, not when the client disconnects."""
-        user = self._sandbox.rpc_user(exchange.request)
+        user = self._sandbox.get_rpc_user(exchange.request)
         limit = connect.parse_timeout(exchange.request)
         process = self._launcher.start(StartRequest.parse(message), user)
         if limit is not None:
@@ -78,7 +78,7 @@ class ProcessService:
                         unconfirmed.append((offset, chunk))
                 try:
                     if end is not None:
-                        events.append(envelope(protojson.render({"event": {"end": end.render()}})))
+                        events.append(make_envelope(protojson.render({"event": {"end": end.render()}})))
                         await stream.end(b"".join(events))
                         self._registry.mark_seen(pid, output)
                         return
@@ -205,7 +205,7 @@ def _take_batch(reader: Reader) -> list[Chunk]:
 
 def _encode_event(chunk: Chunk) -> bytes:
     kind, data = chunk
-    return envelope(b'{"event":{"data":{"%b":"%b"}}}' % (kind.encode(), binascii.b2a_base64(data, newline=False)))
+    return make_envelope(b'{"event":{"data":{"%b":"%b"}}}' % (kind.encode(), binascii.b2a_base64(data, newline=False)))
 
 
 def _list_undelivered(chunks: list[Chunk], events: list[bytes], sent: int) -> list[Chunk]:

@@ -42,7 +42,7 @@ class RpcError(Exception):
         return {"code": self.code, "message": protojson.make_printable(self.message)}
 
 
-def envelope(payload: bytes, flags: int = 0) -> bytes:
+def make_envelope(payload: bytes, flags: int = 0) -> bytes:
     return _ENVELOPE.pack(flags, len(payload)) + payload
 
 
@@ -56,7 +56,7 @@ def parse_timeout(request: Request) -> float | None:
     return int(header) / 1000 or None
 
 
-def _media_type(request: Request) -> str:
+def _get_media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -64,7 +64,7 @@ async def check_method_and_type(exchange: Exchange, media_type: str) -> bool:
     """Return whether the request is a POST of that type. If not, send the error response."""
     if exchange.request.method != "POST":
         await exchange.reply(405, headers={"Allow": "POST"})
-    elif _media_type(exchange.request) != media_type:
+    elif _get_media_type(exchange.request) != media_type:
         await exchange.reply(415, headers={"Accept-Post": media_type})
     else:
         return True
@@ -135,7 +135,7 @@ async def reply_error(exchange: Exchange, error: RpcError, *, stream: bool) -> N
     if not stream:
         await exchange.reply_json(STATUS.get(error.code, 500), error.render())
         return
-    last = envelope(protojson.render({"error": error.render()}), _END)
+    last = make_envelope(protojson.render({"error": error.render()}), _END)
     if exchange.started:
         await exchange.write(last, last=True)
     else:
@@ -143,7 +143,7 @@ async def reply_error(exchange: Exchange, error: RpcError, *, stream: bool) -> N
 
 
 async def reply_client_stream(exchange: Exchange, message: dict[str, Any]) -> None:
-    body = envelope(protojson.render(message)) + envelope(b"{}", _END)
+    body = make_envelope(protojson.render(message)) + make_envelope(b"{}", _END)
     await exchange.reply(200, body, _STREAM_HEADERS)
 
 
@@ -160,9 +160,9 @@ class ServerStream:
 
     def __init__(self, exchange: Exchange, keepalive: bytes, limit: float | None) -> None:
         self._exchange = exchange
-        self._keepalive = envelope(keepalive)
+        self._keepalive = make_envelope(keepalive)
         self._loop = exchange.conn.loop
-        self._interval = _keepalive_interval(exchange.request)
+        self._interval = _get_keepalive_interval(exchange.request)
         self._waiter: asyncio.Future[None] | None = None
         self._opening = b""
         self._opening_due = 0.0
@@ -175,7 +175,7 @@ class ServerStream:
         """Open the stream with its first message. With `delay` (in seconds), the message is sent together with the next
         one, or alone after that time."""
         self._exchange.conn.watch(self._hang_up, self._exchange.take_receipts)
-        self._opening = envelope(first)
+        self._opening = make_envelope(first)
         if delay:
             # The timer and `wait` compare with the same time: a timer that fires slightly early would not fire again.
             self._opening_due = self._loop.time() + delay
@@ -194,7 +194,7 @@ class ServerStream:
     async def end(self, envelopes: bytes = b"") -> None:
         """Send the last messages and end the stream successfully. With receipts, return when everything is confirmed."""
         self.release()
-        envelopes += envelope(b"{}", _END)
+        envelopes += make_envelope(b"{}", _END)
         if self._opening:
             await self._exchange.start(200, _STREAM_HEADERS, self._opening + envelopes, last=True)
         else:
@@ -267,7 +267,7 @@ class ServerStream:
         self._wake()
 
 
-def _keepalive_interval(request: Request) -> float:
+def _get_keepalive_interval(request: Request) -> float:
     header = request.headers.get("keepalive-ping-interval", "")
     if header.isascii() and header.isdigit() and int(header[:9]) > 0 and len(header) < 10:
         return float(header)

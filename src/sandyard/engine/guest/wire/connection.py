@@ -146,7 +146,7 @@ class Connection:
         self.loop.add_reader(self.fd, readable)
 
     def read_available(self) -> None:
-        """Read what the peer has already sent into the buffer, even if it has disconnected since."""
+        """Read into the buffer the data that the peer has already sent, even if it has disconnected since."""
         try:
             while data := self._sock.recv(_READ_AHEAD):
                 self._buffer = self._buffer[self._position :] + data

@@ -214,11 +214,11 @@ async def read_request(conn: Connection) -> Request | None:
     close = "close" in connection or (version == "HTTP/1.0" and "keep-alive" not in connection)
     expects_continue = headers.get("expect", "").lower() == "100-continue"
     return Request(
-        method, target, headers, Body(conn, _body_length(headers), expects_continue=expects_continue), close=close
+        method, target, headers, Body(conn, _parse_body_length(headers), expects_continue=expects_continue), close=close
     )
 
 
-def _body_length(headers: Mapping[str, str]) -> int | None:
+def _parse_body_length(headers: Mapping[str, str]) -> int | None:
     coding = headers.get("transfer-encoding")
     length = headers.get("content-length")
     if coding is not None:
@@ -249,7 +249,7 @@ class Exchange:
         self.sent = self.confirmed = 0
         self.keep_alive = not request.close
 
-    def head(self, status: int, headers: Mapping[str, str]) -> bytes:
+    def format_head(self, status: int, headers: Mapping[str, str]) -> bytes:
         lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'Status')}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         if "origin" in self.request.headers:
@@ -268,7 +268,7 @@ class Exchange:
         all_headers = dict(headers or {})
         if status not in (204, 304):
             all_headers["Content-Length"] = str(len(body))
-        await self.conn.send(self.head(status, all_headers) + (b"" if self.request.method == "HEAD" else body))
+        await self.conn.send(self.format_head(status, all_headers) + (b"" if self.request.method == "HEAD" else body))
 
     async def reply_json(self, status: int, value: Any, headers: Mapping[str, str] | None = None) -> None:
         body = json.dumps(value, separators=(",", ":")).encode()
@@ -277,14 +277,14 @@ class Exchange:
     async def reply_head(self, status: int, headers: Mapping[str, str]) -> None:
         """Send only the head; the caller sends the announced Content-Length bytes, or closes."""
         self.started = True
-        await self.conn.send(self.head(status, headers))
+        await self.conn.send(self.format_head(status, headers))
 
     async def start(self, status: int, headers: Mapping[str, str], first: bytes = b"", *, last: bool = False) -> None:
         """Begin a response of unknown length and send its first piece; with `last`, there are no others."""
         self.started = True
         self.sent = len(first)
         more = {RECEIPTS_HEADER: "1"} if self.uses_receipts else {}
-        head = self.head(status, {**headers, **more, "Transfer-Encoding": "chunked"})
+        head = self.format_head(status, {**headers, **more, "Transfer-Encoding": "chunked"})
         await self.conn.send(head + _encode_chunk(first, last=last))
 
     async def write(self, data: bytes, *, last: bool = False) -> None:

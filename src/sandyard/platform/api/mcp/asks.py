@@ -82,7 +82,7 @@ class AskState(Model):
     expires_at: Instant | None = Field(description="When it is denied automatically if nobody answers.")
 
     @classmethod
-    def of(cls, row: models.Ask) -> AskState:
+    def from_row(cls, row: models.Ask) -> AskState:
         form = row.detail.get("form")
         return cls(
             id=row.id,
@@ -110,7 +110,7 @@ async def list_asks(call: Call, arguments: ListAsks) -> AskList:
     found = await call.services.asks.list(
         call.caller, arguments.page, session_id=arguments.session_id, task_id=arguments.task_id, status=arguments.status
     )
-    return AskList(items=[AskState.of(row) for row in found.items], next_cursor=found.next_cursor)
+    return AskList(items=[AskState.from_row(row) for row in found.items], next_cursor=found.next_cursor)
 
 
 @tools.add("answer_ask", title="Answer an agent")
@@ -128,7 +128,7 @@ async def answer_ask(call: Call, arguments: AnswerAsk) -> AskState:
         message=arguments.message,
     )
     call.add_audit_detail(decision=arguments.decision, option=arguments.option_id)
-    return AskState.of(row)
+    return AskState.from_row(row)
 
 
 async def list_pending(call: Call, *, task_id: str | None = None, session_id: str | None = None) -> list[AskState]:
@@ -136,4 +136,4 @@ async def list_pending(call: Call, *, task_id: str | None = None, session_id: st
     found = await call.services.asks.list(
         call.caller, PageRequest(MAX_PENDING), task_id=task_id, session_id=session_id, status=AskStatus.PENDING
     )
-    return [AskState.of(row) for row in found.items]
+    return [AskState.from_row(row) for row in found.items]

@@ -139,7 +139,7 @@ async def _wait_for_command(call: Call, command: models.Command, seconds: float)
     """Wait for the command to finish or for the time to pass, and report progress meanwhile."""
     commands = call.services.commands
     started, end = time.monotonic(), time.monotonic() + seconds
-    while not CommandStatus(command.status).over and (left := end - time.monotonic()) > 0:
+    while not CommandStatus(command.status).is_final and (left := end - time.monotonic()) > 0:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(left, PROGRESS_S)):
                 command = await commands.wait(command.id)

@@ -31,7 +31,7 @@ async def wait_for_events(
     subscription = await call.services.events.subscribe(call.caller, filters)
     found = await load()
     while not is_over(found) and (left := started + seconds - time.monotonic()) > 0:
-        events = await subscription.batch(min(left, PROGRESS_S))
+        events = await subscription.wait_for_batch(min(left, PROGRESS_S))
         if subscription.ended:
             raise StoppingError("The platform is stopping. The work continues: try again in a moment.")
         if not events:

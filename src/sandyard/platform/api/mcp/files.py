@@ -120,7 +120,7 @@ async def list_files(call: Call, arguments: ListFiles) -> FileList:
     found = await call.services.sandboxes.list_files(
         call.caller, arguments.sandbox_id, arguments.path, arguments.depth, PageRequest(MAX_ENTRIES)
     )
-    return FileList(items=[Entry.of(entry) for entry in found.items], truncated=found.next_cursor is not None)
+    return FileList(items=[Entry.from_file(entry) for entry in found.items], truncated=found.next_cursor is not None)
 
 
 async def _read_piece(chunks: AsyncIterator[bytes], offset: int, limit: int) -> tuple[bytes, bool]:

@@ -79,7 +79,7 @@ class SandboxState(Model):
     created_at: Instant
 
     @classmethod
-    def of(cls, row: models.Sandbox) -> SandboxState:
+    def from_row(cls, row: models.Sandbox) -> SandboxState:
         return cls.model_validate(row)
 
 
@@ -97,7 +97,7 @@ async def create_sandbox(call: Call, arguments: CreateSandbox) -> SandboxState:
     """
     row = await call.services.sandboxes.create_sandbox(call.caller, **dict(arguments))
     call.add_audit_detail(target=row.id)
-    return SandboxState.of(row)
+    return SandboxState.from_row(row)
 
 
 @tools.add("list_sandboxes", title="List sandboxes", reads=True)
@@ -106,25 +106,25 @@ async def list_sandboxes(call: Call, arguments: ListSandboxes) -> SandboxList:
     found = await call.services.sandboxes.list_sandboxes(
         call.caller, arguments.page, everybody=False, status=arguments.status, session_id=None
     )
-    return SandboxList(items=[SandboxState.of(row) for row in found.items], next_cursor=found.next_cursor)
+    return SandboxList(items=[SandboxState.from_row(row) for row in found.items], next_cursor=found.next_cursor)
 
 
 @tools.add("get_sandbox", title="Get a sandbox", reads=True)
 async def get_sandbox(call: Call, arguments: OneSandbox) -> SandboxState:
     """Get a sandbox's status, and why it failed. Does not resume it."""
-    return SandboxState.of(await call.services.sandboxes.get_status(call.caller, arguments.sandbox_id))
+    return SandboxState.from_row(await call.services.sandboxes.get_status(call.caller, arguments.sandbox_id))
 
 
 @tools.add("pause_sandbox", title="Pause a sandbox", repeats=True)
 async def pause_sandbox(call: Call, arguments: OneSandbox) -> SandboxState:
     """Pause all processes of a sandbox and keep its memory and files. Using the sandbox resumes it."""
-    return SandboxState.of(await call.services.sandboxes.pause(call.caller, arguments.sandbox_id))
+    return SandboxState.from_row(await call.services.sandboxes.pause(call.caller, arguments.sandbox_id))
 
 
 @tools.add("resume_sandbox", title="Resume a sandbox", repeats=True)
 async def resume_sandbox(call: Call, arguments: OneSandbox) -> SandboxState:
     """Resume the processes of a paused sandbox."""
-    return SandboxState.of(await call.services.sandboxes.resume(call.caller, arguments.sandbox_id))
+    return SandboxState.from_row(await call.services.sandboxes.resume(call.caller, arguments.sandbox_id))
 
 
 @tools.add("destroy_sandbox", title="Delete a sandbox", destroys=True, repeats=True)

@@ -69,7 +69,7 @@ class SessionState(Model):
     archived_at: Instant | None
 
     @classmethod
-    def of(cls, row: models.Session, sandbox: models.Sandbox | None) -> SessionState:
+    def from_row(cls, row: models.Session, sandbox: models.Sandbox | None) -> SessionState:
         fields = {name: getattr(row, name) for name in cls.model_fields if not name.startswith("sandbox_")}
         status = None if sandbox is None else Status(sandbox.status)
         error = None if sandbox is None else sandbox.error
@@ -90,7 +90,7 @@ async def create_session(call: Call, arguments: CreateSession) -> SessionState:
     """
     row, sandbox = await call.services.sessions.create(call.caller, **dict(arguments))
     call.add_audit_detail(target=row.id)
-    return SessionState.of(row, sandbox)
+    return SessionState.from_row(row, sandbox)
 
 
 @tools.add("list_sessions", title="List sessions", reads=True)
@@ -102,7 +102,7 @@ async def list_sessions(call: Call, arguments: ListSessions) -> SessionList:
     )
     sandboxes = await sessions.get_sandboxes(found)
     return SessionList(
-        items=[SessionState.of(row, sandboxes.get(row.sandbox_id or "")) for row in found.items],
+        items=[SessionState.from_row(row, sandboxes.get(row.sandbox_id or "")) for row in found.items],
         next_cursor=found.next_cursor,
     )
 
@@ -110,7 +110,7 @@ async def list_sessions(call: Call, arguments: ListSessions) -> SessionList:
 @tools.add("get_session", title="Get a session", reads=True)
 async def get_session(call: Call, arguments: OneSession) -> SessionState:
     """Get a session and its sandbox. Does not resume it."""
-    return SessionState.of(*await call.services.sessions.get_with_sandbox(call.caller, arguments.session_id))
+    return SessionState.from_row(*await call.services.sessions.get_with_sandbox(call.caller, arguments.session_id))
 
 
 @tools.add("delete_session", title="Delete a session", destroys=True)

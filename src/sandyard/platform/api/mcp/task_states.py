@@ -50,7 +50,7 @@ class AttemptState(Model):
     error: str | None
 
     @classmethod
-    def of(cls, view: AttemptView) -> AttemptState:
+    def from_view(cls, view: AttemptView) -> AttemptState:
         own = ("cost_usd", "cost_estimated", "error")
         fields = {name: getattr(view, name) for name in cls.model_fields if name not in own}
         return cls(
@@ -107,7 +107,7 @@ def summarize(view: TaskView) -> TaskSummary:
         rests=is_at_rest(view),
         priority=view.priority,
         blocked_by=view.blocked_by,
-        attempts=[AttemptState.of(attempt) for attempt in view.attempts],
+        attempts=[AttemptState.from_view(attempt) for attempt in view.attempts],
         pull_request=None if view.pull_request is None else Pull.model_validate(view.pull_request),
         error=view.error and view.error[:ERROR_LIMIT],
         created_at=view.created_at,

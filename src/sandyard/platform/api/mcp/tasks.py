@@ -188,7 +188,7 @@ async def list_tasks(call: Call, arguments: ListTasks) -> TaskList:
         call.caller, arguments.page, project_id=arguments.project_id, status=arguments.status, q=arguments.words
     )
     cards = await tasks.cards.list_cards(found.items)
-    return TaskList(items=[summarize(TaskView.of(card)) for card in cards], next_cursor=found.next_cursor)
+    return TaskList(items=[summarize(TaskView.from_card(card)) for card in cards], next_cursor=found.next_cursor)
 
 
 @tools.add("wait_for_task", title="Wait for a task", reads=True, waits=True)
@@ -280,12 +280,12 @@ async def task_transcript(call: Call, arguments: TaskTranscript) -> Transcript:
 
 
 async def _get_state(call: Call, row: models.Task) -> TaskState:
-    view = TaskView.of(await call.services.tasks.cards.get_card(row))
+    view = TaskView.from_card(await call.services.tasks.cards.get_card(row))
     return describe_state(view, [] if is_at_rest(view) else await list_pending(call, task_id=row.id))
 
 
 async def _make_moved(call: Call, row: models.Task) -> TaskMoved:
-    return describe_move(TaskView.of(await call.services.tasks.cards.get_card(row)))
+    return describe_move(TaskView.from_card(await call.services.tasks.cards.get_card(row)))
 
 
 async def _get_attempt(call: Call, task_id: str, number: int | None) -> AttemptState:

@@ -133,7 +133,7 @@ async def _wait_for_turn(call: Call, turn: models.Turn, seconds: float) -> TurnS
         call,
         EventFilter(session_id=turn.session_id),
         lambda: turns.get(call.caller, turn.id),
-        lambda turn_state: TurnStatus(turn_state.status).over or turn_state.status == TurnStatus.WAITING,
+        lambda turn_state: TurnStatus(turn_state.status).is_final or turn_state.status == TurnStatus.WAITING,
         lambda turn_state: f"The turn is {turn_state.status}.",
         seconds,
     )

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sandyard.kit.errors import NotFoundError, SandyardError
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 from sandyard.kit.logging import bind_fields, get_logger
 from sandyard.kit.server import mark_authenticated
 from sandyard.platform.api.guard import parse_host_name
@@ -51,7 +51,7 @@ class PreviewMiddleware:
         if self._addresses is not None and scope["type"] in ("http", "websocket"):
             host = parse_host_name(Headers(scope=scope).get("host", ""))
             if self._addresses.is_preview_host(host):
-                with bind_fields(request=random_id("req_"), host=host):
+                with bind_fields(request=make_random_id("req_"), host=host):
                     await _PreviewRequest(self._services.previews, self._addresses, scope, receive, send).respond(host)
                 return
         await self._app(scope, receive, send)

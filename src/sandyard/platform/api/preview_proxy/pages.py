@@ -23,7 +23,7 @@ _MAX_ERROR_BYTES = 16 << 10
 
 
 class RouteFailure(Enum):
-    """Why the engine itself responded in place of the sandbox."""
+    """The reason why the engine itself responded in place of the sandbox."""
 
     CLOSED = "port is not open"
     MISSING = "sandbox was not found"
@@ -34,7 +34,7 @@ _TITLES = {"closed port error": RouteFailure.CLOSED, "sandbox not found": RouteF
 
 def render_page(status: int, title: str, *sentences: str, refresh_s: int | None = None) -> HTMLResponse:
     refresh = f'<meta http-equiv="refresh" content="{refresh_s}">' if refresh_s else ""
-    paragraphs = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
+    paragraphs = "".join(f"<p>{html.escape(message)}</p>" for message in sentences)
     head = f'<meta charset="utf-8">{refresh}<title>{html.escape(title)}</title><style>{_STYLE}</style>'
     text = f'<!doctype html><html lang="en"><head>{head}</head><body><h1>{html.escape(title)}</h1>{paragraphs}</body></html>'
     headers = HEADERS | ({"Retry-After": str(refresh_s or 1)} if status == HTTPStatus.SERVICE_UNAVAILABLE else {})

@@ -110,9 +110,8 @@ class ModelProvider(Base):
     name: Mapped[str] = mapped_column(String(100))
     kind: Mapped[ShortText]  # anthropic, openai, openai_chat, gemini
     base_url: Mapped[str] = mapped_column(String(1000))
-    named_by_admin: Mapped[bool] = mapped_column(
-        default=False, server_default=false()
-    )  # an administrator has set the address
+    # an administrator has set the address
+    named_by_admin: Mapped[bool] = mapped_column(default=False, server_default=false())
     key: Mapped[bytes | None] = mapped_column(LargeBinary)  # encrypted; None: not needed
     hint: Mapped[str] = mapped_column(String(100))  # the part of the key that may be shown
     models: Mapped[list[str]] = mapped_column(Json, default=list)  # the first is the default
@@ -151,10 +150,12 @@ class ModelCall(Base):
         Index("ix_model_calls_task_id", "task_id"),
         Index("ix_model_calls_turn_id", "turn_id"),
         Index("ix_model_calls_session_id", "session_id"),
+        Index("ix_model_calls_owner_id_started_at", "owner_id", "started_at"),
     )
 
     id: Mapped[Id]
     provider_id: Mapped[str | None] = mapped_column(may_refer_to("model_providers.id"), index=True)
+    owner_id: Mapped[str | None] = mapped_column(may_refer_to("users.id"))  # of the session
     project_id: Mapped[str | None] = mapped_column(may_refer_to("projects.id"))
     task_id: Mapped[str | None] = mapped_column(may_refer_to("tasks.id"))
     session_id: Mapped[str | None] = mapped_column(may_refer_to("sessions.id"))

@@ -53,6 +53,9 @@ class Sandbox(Base):
     # what it may connect to, as set on the engine; None: everything
     network: Mapped[list[str] | None] = mapped_column(Json)
     isolation: Mapped[str | None] = mapped_column(String(40))  # as reported by the engine; None: not reported
+    # as reported by the engine; while it is provisioned, those of an earlier sandbox of its template
+    cpu_count: Mapped[int | None] = mapped_column(Integer)
+    memory_mb: Mapped[int | None] = mapped_column(Integer)
     created_at: Mapped[datetime]
     started_at: Mapped[datetime | None]
     used_at: Mapped[datetime | None]

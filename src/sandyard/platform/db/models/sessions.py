@@ -29,6 +29,7 @@ class Session(Base):
     mode: Mapped[str | None] = mapped_column(String(100))
     template: Mapped[str] = mapped_column(String(256))
     sandbox_id: Mapped[str | None] = mapped_column(String(40), index=True)  # its newest sandbox
+    forked_from_id: Mapped[str | None] = mapped_column(String(40))  # may have been deleted since
     checkpoint: Mapped[str | None] = mapped_column(String(256))  # snapshot to provision it from
     checkpoint_at: Mapped[datetime | None]
     created_at: Mapped[datetime]

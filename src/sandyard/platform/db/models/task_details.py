@@ -57,6 +57,8 @@ class RoundInput(TypedDict, total=False):
     said: list[MessageToAgent]
     ended: str | None
     """The error that ended the round which is retried."""
+    traceparent: str
+    """The request that started the round, if telemetry is sent."""
 
 
 class RoundWork(RoundInput):

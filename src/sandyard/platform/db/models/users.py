@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from sandyard.platform.db.base import Base, Id, Name, ShortText, belongs_to
+from sandyard.platform.db.types import Json
 
 
 class User(Base):
@@ -17,8 +19,13 @@ class User(Base):
     name: Mapped[str] = mapped_column(String(200), unique=True)
     role: Mapped[ShortText]  # admin or member
     password: Mapped[str | None] = mapped_column(String(300))  # scrypt, with its parameters
+    quotas: Mapped[dict[str, Any]] = mapped_column(Json, default=dict)  # users.quotas.UserQuotas
     created_at: Mapped[datetime]
     disabled_at: Mapped[datetime | None]
+
+    @property
+    def has_password(self) -> bool:
+        return self.password is not None
 
 
 class ApiToken(Base):

@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Agent, ModelProvider, Project, User
 from sandyard.platform.domain.agents.profiles import BUILT_IN
@@ -111,7 +111,7 @@ class AgentCatalogue:
         stored = _serialize_definition(definition)
         now = utc_now()
         row = Agent(
-            id=ordered_id("agt_"),
+            id=make_ordered_id("agt_"),
             owner_id=None if caller.is_admin else caller.user_id,
             name=name,
             title=title or name,
@@ -223,7 +223,7 @@ async def find_default_agents(
 
 
 def _get_configured_agent(project: Project | None, settings: PlatformSettings) -> str | None:
-    usual = ProjectSettings.of(project).agent.default if project is not None else None
+    usual = ProjectSettings.from_project(project).agent.default if project is not None else None
     return usual or settings.default_agent
 
 

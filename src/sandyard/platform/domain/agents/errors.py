@@ -47,12 +47,6 @@ class CheckoutMissingError(ConflictError):
     code = "checkout_failed"
 
 
-class NoAgentError(ConflictError):
-    """The session has no agent. Start one with an agent, or set the project's default agent."""
-
-    code = "no_agent"
-
-
 class AskOverError(ConflictError):
     """This request was already answered, or the agent no longer waits for it."""
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import AsyncIterator, Callable, Mapping
 
 from sandyard.kit.errors import InvalidInputError, SandyardError
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 from sandyard.kit.text import append_quote, make_storable
 from sandyard.platform.domain.agents.profiles.model import Install, Launch, Profile
 from sandyard.platform.domain.sandboxes.e2b import (
@@ -81,17 +81,17 @@ async def ensure_installed(
     if install is None or await _is_installed(engine, engine_id, install):
         return False
     progress(f"Installing {profile.title}")
-    said = _InstallOutput(progress)
-    ended = await _run_install(engine, engine_id, install, settings, said)
+    output = _InstallOutput(progress)
+    ended = await _run_install(engine, engine_id, install, settings, output)
     if ended.reason is EndReason.TIMED_OUT:
-        raise _install_error(profile, f"did not finish within {install.timeout_s:g} s", said.tail)
+        raise _install_error(profile, f"did not finish within {install.timeout_s:g} s", output.tail)
     if ended.reason is not EndReason.EXITED:
-        raise _install_error(profile, "was stopped from outside; try again", said.tail)
+        raise _install_error(profile, "was stopped from outside; try again", output.tail)
     if ended.code != 0:
-        raise _install_error(profile, f"failed with exit code {ended.code}", said.tail)
+        raise _install_error(profile, f"failed with exit code {ended.code}", output.tail)
     if not await _is_installed(engine, engine_id, install):
         raise _install_error(
-            profile, f"succeeded, but {shlex.join(install.check)!r} does not find the agent", said.tail
+            profile, f"succeeded, but {shlex.join(install.check)!r} does not find the agent", output.tail
         )
     progress(f"{profile.title} {INSTALLED}")
     return True
@@ -103,13 +103,13 @@ async def _is_installed(engine: SandboxEngine, engine_id: str, install: Install)
 
 
 async def _run_install(
-    engine: SandboxEngine, engine_id: str, install: Install, settings: PlatformSettings, said: _InstallOutput
+    engine: SandboxEngine, engine_id: str, install: Install, settings: PlatformSettings, output: _InstallOutput
 ) -> CommandEnded:
     envs = {"SANDYARD_INSTALL": install.script, "CI": "1", "DEBIAN_FRONTEND": "noninteractive"}
     if settings.npm_registry is not None:
         envs |= dict.fromkeys(("npm_config_registry", "NPM_CONFIG_REGISTRY"), settings.npm_registry)
     spec = CommandSpec(
-        id=random_id("install-"),
+        id=make_random_id("install-"),
         command=_INSTALL_SCRIPT.format(check=shlex.join(install.check)),
         envs=envs,
         timeout_s=install.timeout_s,
@@ -118,10 +118,10 @@ async def _run_install(
     async with contextlib.aclosing(engine.commands.start(engine_id, spec)) as events:  # type: ignore[type-var]
         async for event in events:
             if isinstance(event, CommandOutput):
-                said.take(event.data)
+                output.take(event.data)
             elif isinstance(event, CommandEnded):
                 ended = event
-    said.end()
+    output.end()
     with contextlib.suppress(SandyardError):
         await engine.commands.forget(engine_id, spec.id)
     return ended
@@ -176,11 +176,11 @@ async def put_files(engine: SandboxEngine, engine_id: str, launch: Launch) -> No
         await _run_write_script(engine, engine_id, [_build_entry(path, content) for path, content in batch.items()])
     large = {path: content for path, content in launch.files.items() if len(content) > INLINE_BYTES}
     if large:
-        said = await _run_write_script(
+        missing_hashes = await _run_write_script(
             engine, engine_id, [(path, _hash(content), "-") for path, content in large.items()]
         )
         for path, content in large.items():
-            if _hash(content) in said:
+            if _hash(content) in missing_hashes:
                 await engine.files.write(engine_id, path, _iterate_chunks(content))
 
 
@@ -189,10 +189,10 @@ async def _run_write_script(engine: SandboxEngine, engine_id: str, entries: list
     ran = await engine.programs.run(engine_id, argv, timeout_s=WRITE_TIMEOUT_S, idempotent=True)
     if ran.exit_code == 0:
         return ran.stdout.decode(errors="replace").split()
-    said = ran.stderr.strip()[-500:]
-    if "No space left on device" in said or "Disk quota exceeded" in said:
+    stderr = ran.stderr.strip()[-500:]
+    if "No space left on device" in stderr or "Disk quota exceeded" in stderr:
         raise NotEnoughSpaceError
-    raise EngineError(append_quote("The agent's files could not be written to the sandbox.", said))
+    raise EngineError(append_quote("The agent's files could not be written to the sandbox.", stderr))
 
 
 def _split_into_batches(files: Mapping[str, bytes]) -> list[dict[str, bytes]]:

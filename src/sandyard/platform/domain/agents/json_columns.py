@@ -116,7 +116,7 @@ class AskAnswer(TypedDict, total=False):
     decision: str | None
 
 
-def options_of(run: AgentRun) -> RunOptions:
+def get_run_options(run: AgentRun) -> RunOptions:
     return cast("RunOptions", run.options)
 
 
@@ -129,16 +129,16 @@ def list_public_options(run: AgentRun) -> dict[str, Any]:
     return {name: value for name, value in run.options.items() if name not in InternalOptions.__annotations__}
 
 
-def capabilities_of(run: AgentRun) -> dict[str, Any]:
+def get_agent_capabilities(run: AgentRun) -> dict[str, Any]:
     """Return the agent's `agentCapabilities`."""
     found = cast("RunCapabilities", run.capabilities).get("agent")
     return found if isinstance(found, dict) else {}
 
 
-def detail_of(ask: Ask) -> AskDetail:
+def get_ask_detail(ask: Ask) -> AskDetail:
     return cast("AskDetail", ask.detail)
 
 
-def answer_of(ask: Ask) -> AskAnswer:
-    """Return the answer, empty if there is none yet."""
+def get_answer(ask: Ask) -> AskAnswer:
+    """Return the answer, or an empty one if there is none yet."""
     return cast("AskAnswer", ask.answer or {})

@@ -18,7 +18,7 @@ class TurnStatus(StrEnum):
     OVER_BUDGET = "over_budget"
 
     @property
-    def over(self) -> bool:
+    def is_final(self) -> bool:
         return self not in OPEN_TURNS
 
 

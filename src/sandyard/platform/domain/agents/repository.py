@@ -55,7 +55,7 @@ async def lock_turn(tx: Transaction, turn_id: str) -> LockedTurn | None:
         return None if turn is None or session is None else LockedTurn(tx, session, run, turn)
 
 
-def session_fields(row: Session) -> dict[str, str | None]:
+def get_session_fields(row: Session) -> dict[str, str | None]:
     """Return the references of an event about this session."""
     return {
         "owner_id": row.owner_id,
@@ -66,7 +66,7 @@ def session_fields(row: Session) -> dict[str, str | None]:
     }
 
 
-def turn_fields(turn: Turn) -> dict[str, Any]:
+def get_turn_fields(turn: Turn) -> dict[str, Any]:
     """Return the data of an event about this turn."""
     return {
         "turnId": turn.id,
@@ -123,4 +123,4 @@ async def find_last_message_id(session: AsyncSession, session_id: str) -> str:
 
 async def load_agent_settings(session: AsyncSession, project_id: str | None) -> AgentSettings:
     project = await session.get(Project, project_id) if project_id is not None else None
-    return ProjectSettings.of(project).agent if project is not None else AgentSettings()
+    return ProjectSettings.from_project(project).agent if project is not None else AgentSettings()

@@ -12,7 +12,7 @@ from typing import Protocol
 from sqlalchemy import select
 
 from sandyard.kit.errors import NotFoundError, SandyardError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
@@ -120,7 +120,7 @@ class Trials:
         """
         await self._agents.get(caller, name)
         profile = await self._agents.profile(caller.user_id, name)
-        session_id = ordered_id("ses_")
+        session_id = make_ordered_id("ses_")
         async with self._database.transaction() as tx:
             tx.add(Setting(name=_SETTING_PREFIX + session_id, value=caller.user_id))
         return session_id, self._tasks.spawn(self._run_and_report(caller, profile, session_id, model))
@@ -164,9 +164,8 @@ class Trials:
         error: SandyardError | None = None
         turn: Turn | None = None
         try:
-            await self._models.require_model(
-                None, profile, model
-            )  # fail before a sandbox is created and the agent installed
+            # fail before a sandbox is created and the agent installed
+            await self._models.require_model(None, profile, model)
             async with asyncio.timeout(LONGEST_S):
                 await self._sessions.create(
                     caller,

@@ -117,7 +117,7 @@ class Audit:
             except Exception as error:
                 for _, waiting in batch:
                     waiting.set_exception(error)
-                    waiting.exception()  # mark it as retrieved, even if nobody waits any more
+                    waiting.exception()  # mark it as retrieved, even if nobody is waiting
             else:
                 for _, waiting in batch:
                     waiting.set_result(None)

@@ -248,7 +248,7 @@ class Subscription:
 
     async def __anext__(self) -> EventView:
         while not self._pending:
-            self._pending = (await self.batch())[::-1]
+            self._pending = (await self.wait_for_batch())[::-1]
             if self.ended and not self._pending:
                 raise StopAsyncIteration
         return self._pending.pop()
@@ -258,7 +258,7 @@ class Subscription:
         return self._ended or self._feed.closed
 
     def end(self) -> None:
-        """End the subscription: a waiting `batch` returns nothing immediately. Interrupts no query. Idempotent."""
+        """End the subscription: a waiting `wait_for_batch` returns nothing immediately. Interrupts no query. Idempotent."""
         self._ended = True
         if self._woken is not None:
             _resolve(self._woken, True)
@@ -268,7 +268,7 @@ class Subscription:
         self._woken = asyncio.get_running_loop().create_future()
         return not self.ended and await self._feed.wait(self._woken, timeout)
 
-    async def batch(self, timeout: float | None = None) -> list[EventView]:  # noqa: ASYNC109 (as in wait)
+    async def wait_for_batch(self, timeout: float | None = None) -> list[EventView]:  # noqa: ASYNC109 (as in wait)
         """Wait for events this reader may see and return them, one page at most.
 
         Returns an empty list after `timeout` seconds or at the end. Raises DatabaseUnavailableError. On an error or cancellation the

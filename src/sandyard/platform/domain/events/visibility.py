@@ -1,4 +1,4 @@
-"""Which events a user may see: administrators all; others their own and those of their projects.
+"""Select the events that a user may see: administrators all; others their own and those of their projects.
 
 Current permissions count, not those at the time of the event.
 """
@@ -38,7 +38,7 @@ def _select_projects(user_id: str) -> Select[str]:
 
 @dataclass(frozen=True, slots=True)
 class EventVisibility:
-    """Which events in memory one user may see.
+    """Selects the events in memory that one user may see.
 
     `now`: the user's projects. `before`: those before the last change, so that the user sees the event about that change.
     """

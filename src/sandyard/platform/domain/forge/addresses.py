@@ -25,7 +25,7 @@ def get_remote(project: Project) -> Remote:
 
 def get_forge(project: Project) -> ForgeKind:
     """Return the forge from the settings. `auto` means GitHub if the repository is on github.com or has an apiUrl, otherwise plain."""
-    settings = ProjectSettings.of(project).forge
+    settings = ProjectSettings.from_project(project).forge
     if settings.kind != "auto":
         return ForgeKind(settings.kind)
     remote = get_remote(project)
@@ -36,7 +36,7 @@ def get_forge(project: Project) -> ForgeKind:
 
 def explain_missing_pull_requests(project: Project) -> str | None:
     """Return why the project's branches get no pull requests, and what to set; None if they do, or if none are expected."""
-    if ProjectSettings.of(project).forge.kind != "auto":
+    if ProjectSettings.from_project(project).forge.kind != "auto":
         return None
     try:
         remote, kind = get_remote(project), get_forge(project)
@@ -55,7 +55,7 @@ def get_api_url(project: Project) -> str:
 
     Raises ForgeUnsupportedError if neither is known.
     """
-    remote, configured = get_remote(project), ProjectSettings.of(project).forge.api_url
+    remote, configured = get_remote(project), ProjectSettings.from_project(project).forge.api_url
     if configured:
         if not _is_safe_from_interception(configured):
             raise ForgeUnsupportedError(

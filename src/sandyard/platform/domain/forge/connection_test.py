@@ -185,7 +185,7 @@ class ConnectionTest:
 
     def _add_api_error(self, error: SandyardError) -> None:
         """Add a finding about an API error. If an API URL was entered, the finding names it, because it may be wrong."""
-        api_url, field = ProjectSettings.of(self._project).forge.api_url, _get_field(error)
+        api_url, field = ProjectSettings.from_project(self._project).forge.api_url, _get_field(error)
         if api_url is None:
             self._add("api", False, error.message, field)
             return

@@ -51,7 +51,7 @@ class LabelledIssue:
 
     def is_wanted_by(self, project: Project) -> bool:
         """Return whether the project turns issues with this label into tasks. Case-insensitive, like on the forge."""
-        wanted = ProjectSettings.of(project).tasks.issue_label
+        wanted = ProjectSettings.from_project(project).tasks.issue_label
         return wanted is not None and wanted.casefold() == self.label.casefold()
 
 
@@ -68,7 +68,7 @@ class Sender:
             return False
         remote = parse_remote(project.repository or "")
         host = _get_host(f"//{remote.host}") if remote.host else None
-        return bool({host, _get_host(ProjectSettings.of(project).forge.api_url)} & self.hosts)
+        return bool({host, _get_host(ProjectSettings.from_project(project).forge.api_url)} & self.hosts)
 
 
 @functools.lru_cache(maxsize=1000)
@@ -125,7 +125,7 @@ def parse_sender(payload: Payload) -> Sender:
 
 
 def parse_subject(event: str, payload: Payload) -> Subject | None:
-    """Return what the delivery is about; None if it is not relevant."""
+    """Return the subject of the delivery; None if it is not relevant."""
     parse_event = _PARSERS.get(event)
     return None if parse_event is None else parse_event(payload)
 

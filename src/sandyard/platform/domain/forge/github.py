@@ -82,7 +82,7 @@ class RepositoryRequests:
     async def send(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, repeat: bool | None = None
     ) -> Any:
-        """Send a request and return the JSON of its response, whatever it is."""
+        """Send a request and return the JSON of its response."""
         path = self._root + path
         return (await self.connection.request(method, path, body=body, max_wait_s=self._max_wait_s, repeat=repeat)).json
 
@@ -264,7 +264,7 @@ class PullRequestOpener:
             )
 
     async def _add_reviewers(self, found: JsonObject, *, new: bool) -> None:
-        """Request reviews, from nobody twice. `organisation/team` requests a team."""
+        """Request reviews from people who were not asked yet. `organisation/team` requests a team."""
         requested = {get_login(person).lower() for person in as_objects(found.get("requested_reviewers"))}
         requested |= {as_text(team.get("slug"), 200).lower() for team in as_objects(found.get("requested_teams"))}
         missing = [name for name in self._draft.reviewers if name.rpartition("/")[2].lower() not in requested]
@@ -483,7 +483,7 @@ class GitHubRepository:
         try:
             found += parse_check_runs(await self._requests.list_all(f"/commits/{commit}/check-runs", "check_runs"))
         except ForgeInvalidError:
-            pass  # the commit does not exist any more
+            pass  # the commit no longer exists
         except (ForgeForbiddenError, ForgeNotFoundError):
             try:
                 runs = await self._requests.list_all("/actions/runs", "workflow_runs", head_sha=commit)

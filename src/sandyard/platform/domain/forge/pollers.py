@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -97,6 +97,18 @@ async def _limit_time() -> AsyncIterator[None]:
         raise ForgeUnreachableError(message) from None
 
 
+async def _poll_forever(name: str, poll: Callable[[], Awaitable[None]], clock: Clock, interval_s: float) -> None:
+    """Poll at this interval. A failure is logged as `NAME_failed` or `NAME_crashed`, and the next round is tried again."""
+    while True:
+        try:
+            await poll()
+        except SandyardError as error:
+            log.warning(f"{name}_failed", reason=error.message)
+        except Exception as error:
+            log.error(f"{name}_crashed", exc=error)  # noqa: TRY400
+        await clock.sleep(interval_s)
+
+
 class PullRequestPoller:
     """Polls open pull requests, and for a day those that were closed or whose merged branch is not deleted yet."""
 
@@ -114,20 +126,10 @@ class PullRequestPoller:
         self._polled_at: dict[str, datetime] = {}
 
     def start(self) -> None:
-        self._tasks.spawn(self._run())
+        self._tasks.spawn(_poll_forever("follow", self.poll, self._clock, self._poll_s / ROUNDS))
 
     async def close(self) -> None:
         await self._tasks.cancel()
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self.poll()
-            except SandyardError as error:
-                log.warning("follow_failed", reason=error.message)
-            except Exception as error:
-                log.error("follow_crashed", exc=error)  # noqa: TRY400
-            await self._clock.sleep(self._poll_s / ROUNDS)
 
     async def poll(self) -> None:
         """Start polling what is due now, or a part of it if there is much. Skips projects that are still being polled."""
@@ -258,20 +260,10 @@ class IssuePoller:
         self._pause_s: dict[str, float] = {}
 
     def start(self) -> None:
-        self._tasks.spawn(self._run())
+        self._tasks.spawn(_poll_forever("issues", self.poll, self._clock, self._poll_s))
 
     async def close(self) -> None:
         await self._tasks.cancel()
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self.poll()
-            except SandyardError as error:
-                log.warning("issues_failed", reason=error.message)
-            except Exception as error:
-                log.error("issues_crashed", exc=error)  # noqa: TRY400
-            await self._clock.sleep(self._poll_s)
 
     async def poll(self) -> None:
         """Start polling all projects that are due. Skips projects that are still being polled."""
@@ -308,7 +300,7 @@ class IssuePoller:
         return found
 
     def _turns_issues_into_tasks(self, project: Project) -> bool:
-        if ProjectSettings.of(project).tasks.issue_label is None:
+        if ProjectSettings.from_project(project).tasks.issue_label is None:
             return False
         try:
             return self._access.get_forge(project) == ForgeKind.GITHUB
@@ -334,7 +326,7 @@ class IssuePoller:
 
     async def _list_new_issues(self, project: Project, now: datetime) -> list[LabelledIssue]:
         """Return issues that are not known yet, and record that the known ones still exist."""
-        label = ProjectSettings.of(project).tasks.issue_label or ""
+        label = ProjectSettings.from_project(project).tasks.issue_label or ""
         github = await self._access.get_github_repository(project, max_wait_s=0)
         parsed = [parse_labelled_issue(item, label) for item in await github.list_issues(label)]
         issues = {make_issue_key(issue.number): issue for issue in parsed if issue is not None}

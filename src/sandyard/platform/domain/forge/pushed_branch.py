@@ -50,7 +50,7 @@ class PushedBranch:
         return description.generate_title(self.commits, self.origin, given=given, conventional=conventional)
 
     def make_draft(self, given: PullDraft, existing: Pull | None, *, recorded: bool, web_url: str | None) -> PullDraft:
-        """Return what to write to the forge. `recorded`: the pull request has a row, so only the given fields are changed.
+        """Return the fields to write to the forge. `recorded`: the pull request has a row, so only the given fields are changed.
 
         Otherwise the project's defaults are added, even if it exists: a crash may have followed before its labels were set.
         """
@@ -109,7 +109,7 @@ async def load_pushed_branch(database: Database, mirror: Mirror, checkout: Check
     return PushedBranch(
         checkout=checkout,
         project=project,
-        settings=ProjectSettings.of(project),
+        settings=ProjectSettings.from_project(project),
         base=base,
         head_commit=head,
         commits=commits,

@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import ConflictError, NotFoundError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.text import make_storable
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database, Transaction
@@ -143,7 +143,7 @@ class PullRequestRecorder:
             row = await tx.session.scalar(_select_recorded(origin, pull).with_for_update())
             if row is None:
                 row = PullRequest(
-                    id=ordered_id("pul_"),
+                    id=make_ordered_id("pul_"),
                     project_id=origin.project_id,
                     forge=origin.forge,
                     number=pull.number,
@@ -319,7 +319,7 @@ async def add_message(tx: Transaction, row: PullRequest, parts: list[FeedbackPar
     if session is None:
         return
     message = Message(
-        id=ordered_id("msg_"),
+        id=make_ordered_id("msg_"),
         session_id=session.id,
         role="system",
         parts=[{**part, "pullRequestId": row.id, "number": row.number} for part in parts],

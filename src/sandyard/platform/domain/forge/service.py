@@ -207,7 +207,7 @@ class PullRequests:
         if row.state != PullState.MERGED or done:
             return row
         project = await self._get_project(row.project_id)
-        if not ProjectSettings.of(project).forge.delete_branch or row.head_branch == project.base_branch:
+        if not ProjectSettings.from_project(project).forge.delete_branch or row.head_branch == project.base_branch:
             return row
         if await self._reader.is_merge_target(row.project_id, row.head_branch):
             return row
@@ -252,7 +252,7 @@ class PullRequests:
         if row.draft:
             raise ConflictError(f"Pull request {row.number} is a draft. Mark it as ready first.")
         github = await self._access.get_github_repository(project)
-        method = method or MergeMethod(ProjectSettings.of(project).forge.merge_method)
+        method = method or MergeMethod(ProjectSettings.from_project(project).forge.merge_method)
         title, message = await self._make_squash_message(row) if method == MergeMethod.SQUASH else (None, None)
         head_commit = head_commit or row.head_commit
         await github.merge(row.number, method, head_commit=head_commit, title=title, message=message)
@@ -268,7 +268,7 @@ class PullRequests:
         """Merge a branch of a plain Git remote on this machine, and push the result."""
         if head_commit is None:
             raise ConflictError("Nothing has been pushed to this branch yet.")
-        method = method or MergeMethod(ProjectSettings.of(project).forge.merge_method)
+        method = method or MergeMethod(ProjectSettings.from_project(project).forge.merge_method)
         title, details = await self._make_squash_message(row)
         if method == MergeMethod.MERGE:
             details = f"Merge branch {row.head_branch} into {row.base_branch}."
@@ -281,7 +281,8 @@ class PullRequests:
                 command = shlex.join(["git", "-C", project.repository or ".", "merge", row.head_branch])
                 raise BranchCheckedOutError(
                     f"{row.base_branch} is checked out in {project.repository}, and the platform does not change work "
-                    f"trees on the host. Merge it there, then refresh: {command}"
+                    f"trees on the host. Merge it there, then refresh the pull request: {command}",
+                    command=command,
                 ) from None
             return await self._record_merge(row)
 

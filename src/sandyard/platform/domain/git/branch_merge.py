@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sandyard.kit.errors import ConflictError
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 from sandyard.platform.db.models import Project
 from sandyard.platform.domain.git.context import GitContext, Repository, get_author, get_committer
 from sandyard.platform.domain.git.repository_queue import RepositoryQueue
@@ -75,7 +75,7 @@ class BranchMerges:
     @contextlib.asynccontextmanager
     async def _fetch_repository(self, project: Project) -> AsyncIterator[Repository]:
         """Wait for this repository's turn, fetch it, and yield it."""
-        started, turn_id = time.monotonic(), random_id("merge-")
+        started, turn_id = time.monotonic(), make_random_id("merge-")
         repository = await self._context.get_repository(project)
         async with self._queue.wait_turn(repository.remote.key, id=turn_id, requester=project.id):
             await self._context.refresh(project, repository, ignore_progress, since=started)

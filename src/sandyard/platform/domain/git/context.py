@@ -156,16 +156,16 @@ def make_compare_url(settings: PlatformSettings, project_id: str, base: str, hea
 
 
 def get_author(project: Project) -> Identity:
-    return _to_identity(ProjectSettings.of(project).git.author) or DEFAULT_IDENTITY
+    return _to_identity(ProjectSettings.from_project(project).git.author) or DEFAULT_IDENTITY
 
 
 def get_committer(project: Project) -> Identity:
-    return _to_identity(ProjectSettings.of(project).git.committer) or get_author(project)
+    return _to_identity(ProjectSettings.from_project(project).git.committer) or get_author(project)
 
 
 def get_co_authors(project: Project, agent: str | None) -> tuple[Identity, ...]:
     """Return the configured co-author, else the sandbox's agent, if there is one."""
-    configured = _to_identity(ProjectSettings.of(project).git.co_author)
+    configured = _to_identity(ProjectSettings.from_project(project).git.co_author)
     if configured is not None:
         return (configured,)
     return (Identity(agent, f"{_make_local_part(agent)}@sandyard.localhost"),) if agent else ()

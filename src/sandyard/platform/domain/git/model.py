@@ -37,12 +37,12 @@ class OperationStatus(StrEnum):
     FAILED = "failed"
 
     @property
-    def over(self) -> bool:
+    def is_final(self) -> bool:
         return self in (OperationStatus.COMPLETED, OperationStatus.FAILED)
 
 
 class Reason(StrEnum):
-    """Why a checkpoint was made."""
+    """The reason for a checkpoint."""
 
     ASKED = "asked"
     PAUSE = "pause"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sandyard.kit.errors import ConflictError
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 from sandyard.platform.db.models import Project, Sandbox
 from sandyard.platform.domain.git.checkout.sandbox_git import SealedCheckout
 from sandyard.platform.domain.git.context import GitContext, get_author
@@ -41,7 +41,7 @@ class PreparedCheckouts:
         """Fetch and return the base branch and its newest commit. Raises ConflictError if there is no such branch."""
         context, started = self._context, time.monotonic()
         repository = await context.get_repository(project)
-        async with self._queue.wait_turn(repository.remote.key, id=random_id("prepare-"), requester=project.id):
+        async with self._queue.wait_turn(repository.remote.key, id=make_random_id("prepare-"), requester=project.id):
             await context.refresh(project, repository, progress, since=started)
         return await resolve_base(repository.mirror, project, base_branch)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class _Entry:
+class _WaitingOperation:
     id: str
     requester: str
     turn: asyncio.Future[None]
@@ -22,7 +22,7 @@ class _Entry:
 @dataclass(slots=True)
 class _Queue:
     current_id: str | None = None
-    waiting: list[_Entry] = field(default_factory=list)
+    waiting: list[_WaitingOperation] = field(default_factory=list)
     served: dict[str, int] = field(default_factory=dict)
     """When each requester was served last, as an increasing number."""
 
@@ -35,17 +35,17 @@ class RepositoryQueue:
         self._count = itertools.count(1)
 
     def enter(self, repository: str, *, id: str, requester: str) -> asyncio.Future[None]:
-        """Join the queue. The future completes when it is this entry's turn, at once if the queue is empty.
+        """Join the queue. The future completes when it is this operation's turn, at once if the queue is empty.
 
         Call `leave` afterwards, also if the turn is no longer wanted. Each requester is served in turn, however many
         entries the others have.
         """
         queue = self._queues.setdefault(repository, _Queue())
-        entry = _Entry(id, requester, asyncio.get_running_loop().create_future())
-        queue.waiting.append(entry)
+        operation = _WaitingOperation(id, requester, asyncio.get_running_loop().create_future())
+        queue.waiting.append(operation)
         if queue.current_id is None:
             self._serve_next(repository, queue)
-        return entry.turn
+        return operation.turn
 
     def leave(self, repository: str, id: str) -> None:
         """End the turn, or leave the queue before it."""
@@ -53,7 +53,7 @@ class RepositoryQueue:
         if queue.current_id == id:
             self._serve_next(repository, queue)
         else:
-            queue.waiting = [entry for entry in queue.waiting if entry.id != id]
+            queue.waiting = [operation for operation in queue.waiting if operation.id != id]
 
     @contextlib.asynccontextmanager
     async def wait_turn(self, repository: str, *, id: str, requester: str) -> AsyncIterator[None]:
@@ -70,11 +70,11 @@ class RepositoryQueue:
         if not queue.waiting:
             del self._queues[repository]
             return
-        entry = next(iter(_iterate_in_serving_order(queue)))
-        queue.waiting.remove(entry)
-        queue.current_id, queue.served[entry.requester] = entry.id, next(self._count)
-        if not entry.turn.done():  # otherwise the waiter was cancelled and is about to leave
-            entry.turn.set_result(None)
+        operation = next(iter(_iterate_in_serving_order(queue)))
+        queue.waiting.remove(operation)
+        queue.current_id, queue.served[operation.requester] = operation.id, next(self._count)
+        if not operation.turn.done():  # otherwise the waiter was cancelled and is about to leave
+            operation.turn.set_result(None)
 
     def get_position(self, repository: str, id: str) -> int | None:
         """Return 0 if it is its turn, 1 if it is next, and None if it is not in the queue."""
@@ -83,18 +83,18 @@ class RepositoryQueue:
             return None
         if queue.current_id == id:
             return 0
-        for position, entry in enumerate(_iterate_in_serving_order(queue), 1):
-            if entry.id == id:
+        for position, operation in enumerate(_iterate_in_serving_order(queue), 1):
+            if operation.id == id:
                 return position
         return None
 
 
-def _iterate_in_serving_order(queue: _Queue) -> Iterable[_Entry]:
+def _iterate_in_serving_order(queue: _Queue) -> Iterable[_WaitingOperation]:
     """Yield the entries in the order in which they will be served if no others join."""
     served, waiting = dict(queue.served), list(queue.waiting)
     now = max(served.values(), default=0)
     while waiting:
-        first = min(waiting, key=lambda entry: (served.get(entry.requester, 0), entry.id))
+        first = min(waiting, key=lambda operation: (served.get(operation.requester, 0), operation.id))
         waiting.remove(first)
         now += 1
         served[first.requester] = now

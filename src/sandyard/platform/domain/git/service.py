@@ -189,7 +189,7 @@ class GitService:
         """Commit changes. Raises CommitMessageError with a suggestion if the message violates the project's convention."""
         row = await self.get_checkout(caller, sandbox_id)
         project = await self._context.get_project(row.project_id)
-        if ProjectSettings.of(project).git.commit_messages == "conventional":
+        if ProjectSettings.from_project(project).git.commit_messages == "conventional":
             commit_messages.check_message(message)
         return await self._submit(
             caller, sandbox_id, OperationKind.COMMIT, message=message, paths=list(paths), everything=everything

@@ -30,13 +30,13 @@ _STRIPPED_RESPONSE_HEADERS = frozenset(("www-authenticate",))
 """Headers that would make an agent ask for a login that is impossible in a sandbox."""
 _MAX_REPORTED = 10_000
 FailureHook = Callable[[str, str, str], Awaitable[None]]
-"""Called with a turn, a code and a sentence."""
+"""Called with a turn id, an error code and a message."""
 
 
 class _RequestRejected(Exception):  # noqa: N818 - a response, not an error of the platform
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status, self.sentence = status, sentence
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
 
 
 class McpGateway:
@@ -71,7 +71,7 @@ class McpGateway:
             row = await self._authorize(origin, request)
             await self._forward(origin, row, request, writer)
         except _RequestRejected as refused:
-            error = {"code": -32000, "message": refused.sentence}
+            error = {"code": -32000, "message": refused.message}
             body = json.dumps({"jsonrpc": "2.0", "id": None, "error": error}).encode()
             headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
             await writer.send_head(refused.status, headers)
@@ -80,8 +80,7 @@ class McpGateway:
 
     async def _authorize(self, origin: RequestOrigin, request: TunnelRequest) -> McpServer:
         target, _, query = request.target.partition("?")
-        capability = self._capabilities.derive(origin.sandbox_id)
-        if not any(capability.matches(given) for given in apis.list_capabilities(request.headers, "")):
+        if not self._capabilities.is_valid(origin.sandbox_id, apis.list_capabilities(request.headers, "")):
             raise _RequestRejected(
                 403, "Invalid token. Use the one that the platform has set for the agents in this sandbox."
             )
@@ -110,10 +109,10 @@ class McpGateway:
         try:
             response = await self._send(row, request, secrets)
         except (httpx.HTTPError, httpx.InvalidURL, SandyardError) as error:
-            sentence = redactor.redact(explain_error(row.name, row.url or "", error))
+            message = redactor.redact(explain_error(row.name, row.url or "", error))
             log.warning("mcp_server_unreachable", server=row.id, reason=type(error).__name__)
-            self._report_failure(origin, row, sentence)
-            raise _RequestRejected(504 if isinstance(error, httpx.TimeoutException) else 502, sentence) from None
+            self._report_failure(origin, row, message)
+            raise _RequestRejected(504 if isinstance(error, httpx.TimeoutException) else 502, message) from None
         try:
             complete = await self._stream_response(origin, row, response, writer, redactor, has_headers=bool(secrets))
         finally:
@@ -133,12 +132,12 @@ class McpGateway:
     ) -> bool:
         """Stream the response to the agent. Returns whether it is complete."""
         if response.status_code in (401, 403) or response.is_redirect:
-            sentence = redactor.redact(
+            message = redactor.redact(
                 explain_response(row.name, response, has_headers=has_headers, redactor=redactor) or ""
             )
             log.info("mcp_server_refused", server=row.id, status=response.status_code)
-            self._report_failure(origin, row, sentence)
-            raise _RequestRejected(502 if response.is_redirect else 403, sentence)
+            self._report_failure(origin, row, message)
+            raise _RequestRejected(502 if response.is_redirect else 403, message)
         headers = redactor.redact_headers(response.headers.items())
         kept = [header for header in headers if header[0].lower() not in _STRIPPED_RESPONSE_HEADERS]
         await writer.send_head(
@@ -178,7 +177,7 @@ class McpGateway:
         request.drop_body()
         return response
 
-    def _report_failure(self, origin: RequestOrigin, row: McpServer, sentence: str) -> None:
+    def _report_failure(self, origin: RequestOrigin, row: McpServer, message: str) -> None:
         turn_id = origin.get_turn_id()
         if turn_id is None or (turn_id, row.id) in self._reported:
             return
@@ -186,15 +185,15 @@ class McpGateway:
             self._reported.clear()
         self._reported.add((turn_id, row.id))
         for hook in self.failure_hooks:
-            self._tasks.spawn(_call_hook(hook, turn_id, sentence))
+            self._tasks.spawn(_call_hook(hook, turn_id, message))
 
 
 def _is_forwarded(name: str) -> bool:
     return name in _FORWARDED_HEADERS or name.startswith("mcp-")
 
 
-async def _call_hook(hook: FailureHook, turn_id: str, sentence: str) -> None:
+async def _call_hook(hook: FailureHook, turn_id: str, message: str) -> None:
     try:
-        await hook(turn_id, SERVER_FAILED, sentence)
+        await hook(turn_id, SERVER_FAILED, message)
     except SandyardError as error:
         log.warning("mcp_failure_not_noted", turn=turn_id, reason=error.message)

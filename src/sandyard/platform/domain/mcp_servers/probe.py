@@ -182,7 +182,7 @@ async def _read_response(response: httpx.Response, request_id: int) -> dict[str,
                 return message
     if not streamed:
         return parse_message(bytes(whole), request_id)
-    return next((message for data in events.rest() if (message := parse_message(data, request_id)) is not None), None)
+    return next((message for data in events.finish() if (message := parse_message(data, request_id)) is not None), None)
 
 
 def parse_message(data: bytes, request_id: int) -> dict[str, Any] | None:

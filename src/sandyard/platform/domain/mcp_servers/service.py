@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.destinations import PrivateAddressError
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.secret import Secret
 from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database, Transaction
@@ -95,7 +95,7 @@ class McpServers:
         if draft.name is None:
             raise InvalidInputError("An MCP server needs a name.")
         row = McpServer(
-            id=ordered_id(ID_PREFIX),
+            id=make_ordered_id(ID_PREFIX),
             project_id=project_id,
             name="",
             type=_get_type(draft),

@@ -195,19 +195,19 @@ def filter_response_headers(headers: Iterable[tuple[str, str]], *, decoded: bool
     return [(name.lower(), value) for name, value in headers if name.lower() not in dropped]
 
 
-def format_refusal(kind: ModelApi, status: int, code: str, sentence: str) -> tuple[Headers, bytes]:
+def format_refusal(kind: ModelApi, status: int, code: str, message: str) -> tuple[Headers, bytes]:
     """Return an error in the format of this provider's clients. The SDKs of Anthropic and OpenAI check `x-should-retry` first."""
     error: dict[str, Any]
     if kind is ModelApi.ANTHROPIC:
-        error = {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(status, "api_error"), "message": sentence}}
+        error = {"type": "error", "error": {"type": _ANTHROPIC_TYPES.get(status, "api_error"), "message": message}}
     elif kind is ModelApi.GEMINI:
         status_name = _GEMINI_STATUSES.get(status, "UNAVAILABLE")
-        error = {"error": {"code": status, "message": sentence, "status": status_name}}
+        error = {"error": {"code": status, "message": message, "status": status_name}}
     else:
         error_type = (
             "insufficient_quota" if status == 402 else "invalid_request_error" if status < 500 else "server_error"
         )
-        error = {"error": {"message": sentence, "type": error_type, "param": None, "code": code}}
+        error = {"error": {"message": message, "type": error_type, "param": None, "code": code}}
     body = json.dumps(error).encode()
     headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
     return [*headers, ("x-should-retry", "true" if status >= 500 else "false")], body

@@ -1,4 +1,4 @@
-"""Why a provider request failed: the cause, as far as the response reveals it, and a sentence that names the provider."""
+"""Explain why a provider request failed: the cause, as far as the response reveals it, and a message that names the provider."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Fault:
     """A failed request. `final`: the provider would reject every other request too."""
 
     cause: Cause
-    sentence: str
+    message: str
     final: bool = False
     at: float = field(default=0.0, compare=False)
     """When it was recorded (`time.monotonic`)."""
@@ -99,10 +99,10 @@ def classify_error(label: str, base_url: str, error: Exception, *, late: bool) -
     """Return the fault of a request that got no response."""
     if late:
         return Fault(Cause.UNREACHABLE, f"{label} did not respond in time at {base_url}.")
-    sentence = describe_unreachable(label, base_url, error)
+    message = describe_unreachable(label, base_url, error)
     if isinstance(error, PrivateAddressError):
-        sentence += " An administrator can allow this URL by saving it again."
-    return Fault(Cause.UNREACHABLE, sentence)
+        message += " An administrator can allow this URL by saving it again."
+    return Fault(Cause.UNREACHABLE, message)
 
 
 def _find_cause(status: int, body: str, model: str | None) -> tuple[Cause, bool]:

@@ -83,9 +83,9 @@ class _Call:
 
 
 class _RequestRejected(Exception):  # noqa: N818 - a response, not an error of the platform
-    def __init__(self, kind: ModelApi, status: int, code: str, sentence: str) -> None:
-        super().__init__(sentence)
-        self.kind, self.status, self.code, self.sentence = kind, status, code, sentence
+    def __init__(self, kind: ModelApi, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.kind, self.status, self.code, self.message = kind, status, code, message
 
 
 class _Outcome:
@@ -161,7 +161,7 @@ class Gateway:
             else:
                 await self._proxy(call, writer, _Outcome())
         except _RequestRejected as refused:
-            headers, body = apis.format_refusal(refused.kind, refused.status, refused.code, refused.sentence)
+            headers, body = apis.format_refusal(refused.kind, refused.status, refused.code, refused.message)
             await writer.send_head(refused.status, headers)
             await writer.send_data(b"" if request.method == "HEAD" else body)
             await writer.end()
@@ -171,8 +171,7 @@ class Gateway:
     async def _authorize(self, origin: RequestOrigin, request: TunnelRequest) -> _Call:
         target, _, query = request.target.partition("?")
         provider_id, _, rest = target.lstrip("/").partition("/")
-        capability = self._capabilities.derive(origin.sandbox_id)
-        if not any(capability.matches(given) for given in apis.list_capabilities(request.headers, query)):
+        if not self._capabilities.is_valid(origin.sandbox_id, apis.list_capabilities(request.headers, query)):
             raise _RequestRejected(
                 ModelApi.OPENAI,
                 401,
@@ -234,7 +233,7 @@ class Gateway:
     async def _list_allowed_tools(self, session: Session) -> Sequence[str]:
         async with self._database.reading() as reading:
             project = await reading.get(Project, session.project_id) if session.project_id is not None else None
-        return ProjectSettings.of(project).agent.hosted_tools if project is not None else ()
+        return ProjectSettings.from_project(project).agent.hosted_tools if project is not None else ()
 
     # counted calls -----------------------------------------------------------------------------------------------------
 
@@ -306,8 +305,8 @@ class Gateway:
             )
             if call.turn_id is None or not outcome.tokens.known:
                 return
-            if (sentence := await self._budgets.explain_exceeded(call.session)) is not None:
-                self.tasks.spawn(self._on_over_budget(call.turn_id, sentence))
+            if (message := await self._budgets.explain_exceeded(call.session)) is not None:
+                self.tasks.spawn(self._on_over_budget(call.turn_id, message))
         except SandyardError as error:
             log.error("model_call_not_counted", call=call_id, exc=error)  # noqa: TRY400
 
@@ -420,7 +419,7 @@ class Gateway:
         if call.turn_id is None or not call.target.counted:
             return
         if fault is not None:
-            fault = replace(fault, sentence=redactor.redact(fault.sentence))
+            fault = replace(fault, message=redactor.redact(fault.message))
         self._on_outcome(call.turn_id, fault, began)
         if fault is not None and fault.final:
             self.tasks.spawn(self._on_refused(call.turn_id, fault))

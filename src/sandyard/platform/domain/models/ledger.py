@@ -11,7 +11,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import NotFoundError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.pacing import take_turn
 from sandyard.kit.text import make_storable
 from sandyard.platform.db.database import Database
@@ -72,8 +72,9 @@ class Ledger:
         if name is not None and not configured:
             name = await self._limit_name(name, session, now)
         row = ModelCall(
-            id=ordered_id("mcl_"),
+            id=make_ordered_id("mcl_"),
             provider_id=provider_id,
+            owner_id=session.owner_id,
             project_id=session.project_id,
             task_id=session.task_id,
             session_id=session.id,
@@ -197,6 +198,7 @@ def select_calls(
     session_id: str | None = None,
     task_id: str | None = None,
     project_id: str | None = None,
+    owner_id: str | None = None,
     since: datetime | None = None,
 ) -> list[ColumnElement[bool]]:
     """Return the conditions for requests. None means any."""
@@ -205,6 +207,7 @@ def select_calls(
         ModelCall.session_id: session_id,
         ModelCall.task_id: task_id,
         ModelCall.project_id: project_id,
+        ModelCall.owner_id: owner_id,
     }
     conditions = [column == value for column, value in wanted.items() if value is not None]
     return conditions if since is None else [*conditions, ModelCall.started_at >= since]

@@ -69,7 +69,7 @@ async def check_provider(client: httpx.AsyncClient, provider: ModelProvider, key
         fault = classify_error(label, provider.base_url, error, late=late)
     duration_ms = round((time.monotonic() - started) * 1000)
     if fault is not None:
-        detail = make_storable(redactor.redact(fault.sentence))[:_MAX_DETAIL_LENGTH]
+        detail = make_storable(redactor.redact(fault.message))[:_MAX_DETAIL_LENGTH]
         return ProviderTestResult(False, detail, model, duration_ms, cause=fault.cause)
     detail = (
         f"{label} works: the model {model} answered."
@@ -130,5 +130,6 @@ def parse_models(beginning: bytes) -> list[str]:
     except ValueError:
         return []
     found = (document.get("data") or document.get("models")) if isinstance(document, dict) else document
-    names = [entry.get("id") or entry.get("name") for entry in found or [] if isinstance(entry, dict)]
+    entries = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+    names = [entry.get("id") or entry.get("name") for entry in entries]
     return [name.removeprefix("models/") for name in names if isinstance(name, str)][:MAX_LISTED]

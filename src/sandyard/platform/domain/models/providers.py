@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, or_, select, true
 
 from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.secret import Secret
 from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database, Transaction
@@ -77,7 +77,7 @@ class Providers:
             raise InvalidInputError(f"A provider with the API type {kind.value} needs a URL (baseUrl).")
         now = get_time(self._clock)
         row = ModelProvider(
-            id=ordered_id("prv_"),
+            id=make_ordered_id("prv_"),
             project_id=project_id,
             name=_check_name(name),
             kind=kind.value,
@@ -196,7 +196,7 @@ class Providers:
         rows = select(ModelProvider).where(_visible_to(caller))
         if project_id is not None:
             await self._projects.get(caller, project_id)
-            rows = rows.where(_usable_in(project_id))
+            rows = rows.where(_is_usable_in(project_id))
         async with self._database.reading() as session:
             listed = await list_newest_first(session, rows, ModelProvider.id, page)
         return Listing([make_info(row) for row in listed.items], listed.next_cursor)
@@ -220,7 +220,7 @@ class Providers:
 
     async def list_usable(self, project_id: str | None) -> Sequence[ModelProvider]:
         """Return the providers that a project's agents may use: its own first, then those for all users, each by age."""
-        rows = select(ModelProvider).where(_usable_in(project_id))
+        rows = select(ModelProvider).where(_is_usable_in(project_id))
         async with self._database.reading() as session:
             listed = await session.scalars(rows.order_by(ModelProvider.project_id.is_(None), ModelProvider.id))
             return list(listed)
@@ -229,7 +229,7 @@ class Providers:
         """Return the provider; None if the project's agents may not use it."""
         async with self._database.reading() as session:
             row: ModelProvider | None = await session.scalar(
-                select(ModelProvider).where(ModelProvider.id == provider_id, _usable_in(project_id))
+                select(ModelProvider).where(ModelProvider.id == provider_id, _is_usable_in(project_id))
             )
         return row
 
@@ -282,7 +282,7 @@ def _visible_to(caller: Principal) -> ColumnElement[bool]:
     return or_(ModelProvider.project_id.is_(None), ModelProvider.project_id.in_(mine))
 
 
-def _usable_in(project_id: str | None) -> ColumnElement[bool]:
+def _is_usable_in(project_id: str | None) -> ColumnElement[bool]:
     is_shared = ModelProvider.project_id.is_(None)
     return is_shared if project_id is None else or_(is_shared, ModelProvider.project_id == project_id)
 

@@ -18,7 +18,7 @@ MIN_PART_LENGTH = 16
 
 
 class Redactor:
-    """Replace each occurrence with as many asterisks, so that lengths stay correct.
+    """Replaces secrets with asterisks: in a stream with as many as the secret has bytes, so that lengths stay correct.
 
     `feed` holds back the end of the last line that could be the beginning of a secret: secrets contain no line breaks. `flush` returns it at
     the end.

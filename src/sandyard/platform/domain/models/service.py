@@ -90,7 +90,7 @@ class Models:
         self.providers = Providers(database, projects, vault, clock)
         self.capabilities = Capabilities(vault)
         self._ledger = Ledger(database, clock)
-        self._budgets = Budgets(database, self._ledger, clock)
+        self._budgets = Budgets(database, self._ledger, clock, lambda quotas: quotas.with_defaults(settings))
         self.gateway = Gateway(
             database,
             self.providers,
@@ -192,12 +192,12 @@ class Models:
 
     async def _report_tunnel_failure(self, sandbox_id: str, error: SandyardError) -> None:
         """Fail the sandbox's turns, because their requests would wait until the tunnel is tried again."""
-        sentence = (
+        message = (
             f"The connection between the sandbox and the model was given up after {MAX_VIOLATIONS} errors. {error.message}"
             " A program in the sandbox may interfere with it."
         )
         for turn_id in list(self._turns.get(sandbox_id, ())):
-            await self._report_failure(turn_id, Fault(Cause.TUNNEL, sentence, final=True))
+            await self._report_failure(turn_id, Fault(Cause.TUNNEL, message, final=True))
 
     async def after_resume(self, row: Sandbox) -> None:
         """Connect the tunnel again without waiting for its next attempt."""
@@ -314,10 +314,10 @@ class Models:
         for hook in self.refusal_hooks:
             await hook(turn_id, fault)
 
-    async def _report_over_budget(self, turn_id: str, sentence: str) -> None:
-        log.info("turn_over_budget", turn=turn_id, reason=sentence)
+    async def _report_over_budget(self, turn_id: str, message: str) -> None:
+        log.info("turn_over_budget", turn=turn_id, reason=message)
         for hook in self.over_budget_hooks:
-            await hook(turn_id, sentence)
+            await hook(turn_id, message)
 
 
 def choose_model(

@@ -73,7 +73,7 @@ class TokenCounter:
     def get_result(self) -> Tokens:
         """Return all that is known at the end, or where it broke off."""
         if self._events:
-            for data in self.stream.rest():
+            for data in self.stream.finish():
                 self._parse(data)
         elif not self._is_too_large:
             self._parse(bytes(self._body))

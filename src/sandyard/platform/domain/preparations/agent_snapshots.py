@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from sqlalchemy import select, update
 
 from sandyard.kit.errors import SandyardError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
@@ -26,6 +26,7 @@ from sandyard.platform.domain.agents.profiles import BUILT_IN
 from sandyard.platform.domain.agents.profiles.model import Profile
 from sandyard.platform.domain.preparations.builder import Install
 from sandyard.platform.domain.preparations.cleanup import SUPERSEDED_AFTER, end_sandbox
+from sandyard.platform.domain.preparations.user_limit import Ticket, UserLimit
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.e2b import TemplateNotFoundError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
@@ -57,6 +58,7 @@ class AgentSnapshots:
         self._settings = settings
         self._install = install
         self._tasks = TaskSet("agent snapshots")
+        self._limit = UserLimit(settings.preparations_per_user)
         self._builds: dict[str, SnapshotBuild] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -93,17 +95,20 @@ class AgentSnapshots:
             raise
 
     async def find(self, owner_id: str, profile: Profile, template: str) -> str:
-        """Return the snapshot, or the template while there is none; the snapshot is then built in the background."""
+        """Return the snapshot, or the template while there is none; the snapshot is then built in the background, unless as many as one user
+        may have are being built for this one."""
         if profile.install is None:
             return template
         try:
-            found = await self._find_or_build(owner_id, profile, template)
+            found = await self._find_or_build(owner_id, profile, template, max_waiting=0)
         except SandyardError as error:
             log.warning("agent_snapshot_not_found", agent=profile.name, template=template, reason=error.message)
             return template
         return found if isinstance(found, str) else template
 
-    async def _find_or_build(self, owner_id: str, profile: Profile, template: str) -> str | SnapshotBuild:
+    async def _find_or_build(
+        self, owner_id: str, profile: Profile, template: str, *, max_waiting: int | None = None
+    ) -> str | SnapshotBuild:
         if await is_work_snapshot(self._database, template):
             return template
         key = await self._make_key(owner_id, profile, template)
@@ -115,9 +120,10 @@ class AgentSnapshots:
             if row is not None and row.snapshot is not None and await self._has_snapshot(row):
                 await self.update_row(row.id, used_at=utc_now())
                 return row.snapshot
-            task = self._tasks.spawn(self._build(owner_id, profile, template, key, row))
+            ticket = self._limit.enter(owner_id, max_waiting=max_waiting)
+            task = self._tasks.spawn(self._build(owner_id, profile, template, key, row, ticket))
             build = self._builds[key] = SnapshotBuild(task)
-            task.add_done_callback(lambda done: self._on_built(key, profile, done))
+            task.add_done_callback(lambda done: self._on_built(key, profile, ticket, done))
             return build
 
     def _get_lock(self, key: str) -> asyncio.Lock:
@@ -127,7 +133,8 @@ class AgentSnapshots:
             lock = self._locks[key] = asyncio.Lock()
         return lock
 
-    def _on_built(self, key: str, profile: Profile, task: asyncio.Task[str]) -> None:
+    def _on_built(self, key: str, profile: Profile, ticket: Ticket, task: asyncio.Task[str]) -> None:
+        ticket.leave()
         del self._builds[key]
         if not task.cancelled() and (error := task.exception()) is not None:
             log.warning("agent_snapshot_failed", agent=profile.name, reason=str(error))
@@ -150,10 +157,14 @@ class AgentSnapshots:
     async def _has_snapshot(self, row: AgentSnapshot) -> bool:
         return row.engine_id is not None and row.snapshot in await self._lifecycle.engine.list_snapshots(row.engine_id)
 
-    async def _build(
-        self, owner_id: str, profile: Profile, template: str, key: str, known: AgentSnapshot | None
+    async def _build(  # noqa: PLR0917 - what `_find_or_build` has found
+        self, owner_id: str, profile: Profile, template: str, key: str, known: AgentSnapshot | None, ticket: Ticket
     ) -> str:
-        """Build a snapshot. The row is stored before the sandbox is created, so that `recover` finds the sandbox after a crash."""
+        """Build a snapshot when it is the ticket's turn.
+
+        The row is stored before the sandbox is created, so that `recover` finds the sandbox after a crash.
+        """
+        await ticket.wait()
         new_sandbox = NewSandbox(
             template=template, idle_seconds=self._settings.idle_seconds, agent_id=INSTALLER_AGENT_ID, internal=True
         )
@@ -162,7 +173,7 @@ class AgentSnapshots:
             row = await tx.session.get(AgentSnapshot, known.id) if known is not None else None
             if row is None:
                 row = AgentSnapshot(
-                    id=ordered_id("ags_"), key=key, agent=profile.name, template=template, created_at=utc_now()
+                    id=make_ordered_id("ags_"), key=key, agent=profile.name, template=template, created_at=utc_now()
                 )
                 tx.add(row)
             row.sandbox_id, row.snapshot, row.engine_id, row.used_at = sandbox.id, None, None, utc_now()

@@ -89,18 +89,25 @@ class PreparationCleanup:
                 log.warning("preparation_lost", preparation=row.id, snapshot=sandbox.template, reason=sandbox.error)
 
     async def remove_unused(self, older_than: timedelta, busy: Collection[str]) -> None:
-        """Remove unused preparations. One that a running sandbox was created from is kept, because a replacement needs it too."""
+        """Remove unused preparations."""
+        for row in await self.list_unused(older_than, busy):
+            await self._try_remove(row)
+
+    async def list_unused(self, older_than: timedelta, busy: Collection[str]) -> list[Preparation]:
+        """Return unused preparations. One that a running sandbox was created from is kept, because a replacement needs it too."""
         used, now = func.coalesce(Preparation.used_at, Preparation.created_at), utc_now()
         order = (Preparation.project_id, Preparation.base_branch, Preparation.agent, used.desc())
         async with self._database.reading() as session:
             rows = [row for row in await session.scalars(select(Preparation).order_by(*order)) if row.id not in busy]
             live = set(await session.scalars(select(Sandbox.template).where(Sandbox.status.in_(LIVE)).distinct()))
+        unused_rows = []
         for _, same in groupby(rows, key=lambda row: (row.project_id, row.base_branch, row.agent)):
             for rank, row in enumerate(same):
                 unused = now - (row.used_at or row.created_at)
                 replaced = rank >= KEPT_PER_BRANCH and unused > SUPERSEDED_AFTER and row.snapshot not in live
                 if unused > older_than or replaced:
-                    await self._try_remove(row)
+                    unused_rows.append(row)
+        return unused_rows
 
     async def _try_remove(self, row: Preparation) -> None:
         async with self._database.reading() as session:

@@ -68,7 +68,7 @@ class Recipe:
 async def make_spec(
     git: PreparedCheckouts, project: Project, *, base: str, commit: str, template: str, profile: Profile
 ) -> PreparationSpec:
-    settings = ProjectSettings.of(project).setup
+    settings = ProjectSettings.from_project(project).setup
     files = await git.find_files(project.id, commit, (SETUP_SCRIPT, *DEVCONTAINERS, AGENTS_MD))
     return PreparationSpec(
         project_id=project.id,

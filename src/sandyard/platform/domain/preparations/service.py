@@ -1,6 +1,6 @@
-"""Preparations: snapshots of a project's checkout after its setup. Callers that need the same one share it.
+"""Preparations: snapshots of a project's checkout after its setup. Callers that need the same preparation share it.
 
-Its row is written before its sandbox is requested, and the next process cleans up what a crash leaves.
+The row of a preparation is written before its sandbox is requested, so that after a crash the next process can clean up.
 """
 
 from __future__ import annotations
@@ -8,16 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Unpack
 from weakref import WeakValueDictionary
 
-from sqlalchemy import select, update
+from sqlalchemy import String, literal, select, update
 
 from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import make_json_storable, make_storable
@@ -40,11 +41,17 @@ from sandyard.platform.domain.preparations.model import (
     make_error,
 )
 from sandyard.platform.domain.preparations.recipe import PreparationSpec, Recipe
-from sandyard.platform.domain.projects.service import Projects
+from sandyard.platform.domain.preparations.user_limit import Ticket, UserLimit
+from sandyard.platform.domain.projects.service import Projects, has_lost_access
 from sandyard.platform.domain.repositories.model import ignore_progress
 from sandyard.platform.domain.sandboxes.commands import Commands, StoppingError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
-from sandyard.platform.domain.sandboxes.model import NewSandbox, get_sandbox_event_fields, utc_now
+from sandyard.platform.domain.sandboxes.model import (
+    NewSandbox,
+    OwnerWithoutAccessError,
+    get_sandbox_event_fields,
+    utc_now,
+)
 from sandyard.platform.domain.sandboxes.service import check_template
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
@@ -85,10 +92,11 @@ class Preparations:
         self.agent_snapshots = AgentSnapshots(database, lifecycle, settings, install)
         self._builder = Builder(database, lifecycle, commands, git.prepared_checkouts, settings, install)
         self._cleanup = PreparationCleanup(database, lifecycle)
+        self._limit = UserLimit(settings.preparations_per_user)
         self._tasks = TaskSet("preparing")
         self.builds: dict[str, _Build] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self.after_end = self._cleanup.fail_lost
+        self.after_end = self._cleanup.fail_lost  # hook of `Lifecycle`
 
     async def close(self) -> None:
         """Stop. The next process cleans up what is in progress."""
@@ -102,8 +110,8 @@ class Preparations:
     ) -> Preparation:
         """Return a ready preparation for the newest commit of the branch, creating it if there is none.
 
-        Concurrent callers share one; a cancelled caller only stops waiting. Raises PreparationFailedError, immediately if the same setup has
-        just failed, unless `again`; raises StoppingError if the platform stops first.
+        Concurrent callers share one; a cancelled caller only stops waiting. Raises PreparationFailedError: if the same setup failed
+        less than RETRY_AFTER ago, at once and without another try, unless `again`. Raises StoppingError if the platform stops first.
         """
         row = await self.start(caller, project, base_branch=base_branch, profile=profile, again=again)
         return row if row.status == PreparationStatus.READY else await self.wait(row.id)
@@ -111,7 +119,7 @@ class Preparations:
     async def start(
         self, caller: Principal, project: Project, *, base_branch: str | None, profile: Profile, again: bool = False
     ) -> Preparation:
-        """Do the same as `prepare` without waiting for the end."""
+        """Do the same as `prepare`, but do not wait for the result."""
         project = await self._projects.get(caller, project.id)
         template = project.template or self._settings.default_template
         await check_template(self._database, caller, template, project.id)
@@ -150,7 +158,7 @@ class Preparations:
             raise
 
     def get_progress(self, preparation_id: str) -> Progress | None:
-        """Return the current progress; None if it is not in progress."""
+        """Return the current progress, or None if the preparation is not in progress."""
         build = self.builds.get(preparation_id)
         if build is None or not build.step:
             return None
@@ -160,7 +168,7 @@ class Preparations:
     async def _start_build(
         self, caller: Principal, project: Project, spec: PreparationSpec, known: Preparation | None
     ) -> Preparation:
-        recipe, now = await recipes.make_recipe(self._git, spec), utc_now()
+        recipe = await recipes.make_recipe(self._git, spec)
         old_sandbox_id = known.sandbox_id if known is not None else None
         new_sandbox = NewSandbox(
             template=spec.template,
@@ -171,10 +179,37 @@ class Preparations:
             internal=True,
         )
         sandbox = self._lifecycle.draft(caller.user_id, new_sandbox)
+        ticket = self._limit.enter(caller.user_id)
+        try:
+            row = await self._add_row(caller, project, spec, known, sandbox, recipe)
+            build = self._build(caller, project, row, sandbox, spec, recipe, old_sandbox_id, ticket)
+        except BaseException:
+            ticket.leave()
+            raise
+        task = self._tasks.spawn(build)
+        self.builds[row.id] = _Build(row, sandbox, task)
+
+        def finish(_: asyncio.Task[Preparation]) -> None:
+            ticket.leave()
+            self.builds.pop(row.id, None)
+
+        task.add_done_callback(finish)
+        return row
+
+    async def _add_row(  # noqa: PLR0917 - everything that `_start_build` has looked up
+        self,
+        caller: Principal,
+        project: Project,
+        spec: PreparationSpec,
+        known: Preparation | None,
+        sandbox: Sandbox,
+        recipe: Recipe,
+    ) -> Preparation:
+        now = utc_now()
         async with self._database.transaction() as tx:
             row = await tx.session.get(Preparation, known.id) if known is not None else None
             if row is None:
-                row = Preparation(id=ordered_id("prp_"), project_id=project.id, key=spec.key, created_at=now)
+                row = Preparation(id=make_ordered_id("prp_"), project_id=project.id, key=spec.key, created_at=now)
                 tx.add(row)
             row.owner_id, row.sandbox_id, row.status = caller.user_id, sandbox.id, PreparationStatus.PREPARING
             row.agent, row.template = spec.profile.name, spec.template
@@ -188,12 +223,9 @@ class Preparations:
                 commit=row.base_commit,
                 agent=row.agent,
             )
-        task = self._tasks.spawn(self._build(caller, project, row, sandbox, spec, recipe, old_sandbox_id))
-        self.builds[row.id] = _Build(row, sandbox, task)
-        task.add_done_callback(lambda _: self.builds.pop(row.id, None))
         return row
 
-    async def _build(  # noqa: PLR0917 - what `_start_build` has found
+    async def _build(  # noqa: PLR0917 - everything that `_start_build` has looked up
         self,
         caller: Principal,
         project: Project,
@@ -202,6 +234,7 @@ class Preparations:
         spec: PreparationSpec,
         recipe: Recipe,
         old_sandbox_id: str | None,
+        ticket: Ticket,
     ) -> Preparation:
         async def report(what: str, **facts: Unpack[PreparationDetail]) -> None:
             await retry_while_database_unavailable(lambda: self._record_progress(row.id, what, facts), "preparation")
@@ -214,6 +247,12 @@ class Preparations:
         try:
             if old_sandbox_id is not None:
                 await self._cleanup.clean_up(row.id, old_sandbox_id)
+            if ticket.must_wait:
+                await report(
+                    f"waiting for other preparations of this user: {self._limit.limit} may run at the same time"
+                )
+                await ticket.wait()
+                await self._require_access(row)
             agent_snapshot = await self.agent_snapshots.ensure(
                 caller.user_id, spec.profile, spec.template, report_installation
             )
@@ -241,8 +280,17 @@ class Preparations:
         self._tasks.spawn(self._clean_up(row.id, sandbox.id))  # in the background
         return ready
 
+    async def _require_access(self, row: Preparation) -> None:
+        """Raise OwnerWithoutAccessError if the user was disabled or removed from the project while the preparation was waiting."""
+        lost = has_lost_access(literal(row.owner_id), literal(row.project_id, String()))
+        async with self._database.reading() as session:
+            if await session.scalar(select(lost)):
+                raise OwnerWithoutAccessError(
+                    "The user who requested this preparation no longer has access to the project."
+                )
+
     async def _add_sandbox(self, preparation_id: str, sandbox: Sandbox) -> None:
-        """Store the sandbox, but only once its template is known, because maintenance provisions every stored one."""
+        """Store the sandbox. Call it when its template is set, because maintenance provisions every stored sandbox."""
         async with self._database.transaction() as tx:
             if await tx.session.get(Preparation, preparation_id) is None:  # its project was deleted
                 raise _make_not_found(preparation_id)
@@ -349,8 +397,12 @@ class Preparations:
         for preparation_id, sandbox_id in await self._cleanup.fail_interrupted():
             self._tasks.spawn(self._clean_up(preparation_id, sandbox_id))
 
+    async def list_unused(self, older_than: timedelta) -> Sequence[Preparation]:
+        """Return the unused preparations that `tidy` would remove."""
+        return await self._cleanup.list_unused(older_than, self.builds.keys())
+
     async def tidy(self, older_than: timedelta) -> None:
-        """Remove preparations that are unused for `older_than` or were replaced, and leftovers of deleted projects."""
+        """Remove preparations that were replaced or not used for `older_than`, and leftovers of deleted projects."""
         await self.agent_snapshots.tidy(older_than)
         await self._cleanup.remove_unused(older_than, self.builds.keys())
         building = frozenset(build.sandbox.id for build in self.builds.values())
@@ -371,7 +423,7 @@ def _make_detail(recipe: Recipe) -> PreparationDetail:
 
 
 def _has_just_failed(row: Preparation) -> bool:
-    """Return whether it has just failed because of its setup, and not because of an engine or a remote."""
+    """Return whether the preparation failed recently because of its setup, and not because of the engine or the remote."""
     failed_by_setup = row.error_code in (PreparationFailedError.code, AgentInstallError.code)
     return failed_by_setup and row.finished_at is not None and utc_now() - row.finished_at < RETRY_AFTER
 

@@ -1,8 +1,8 @@
 """Preview access: a single-use ticket is exchanged for a pass that a browser keeps for one port of one sandbox.
 
-Both are sealed with the platform's key for their port: they are useless for any other one, and so is a ticket of the
-API. A pass identifies its holder, and is valid while that person could still sign in the same way and may see the
-sandbox.
+Both are sealed with the platform's key for one port and are not valid for another port. Tickets of the API are not
+valid either. A pass identifies its holder. It is valid while that person may see the sandbox and could still sign in the
+same way.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Passes:
         return self._seal(issued.value.reveal(), _TICKET, preview), issued.expires_at
 
     async def exchange_ticket(self, preview: PreviewPort, ticket: str) -> str | None:
-        """Exchange a ticket for a pass, which uses the ticket up. None if it was used, has expired, or is for another
+        """Exchange a ticket for a pass. The ticket can be used once. None if it was used, has expired, or is for another
         port."""
         value = self._open(ticket, _TICKET, preview)
         holder = await self._tickets.authenticate_ticket(value) if value is not None else None

@@ -73,7 +73,7 @@ class Previews:
         self._clock = clock
         self.addresses = Addresses.from_settings(settings)
         self.passes = Passes(database, tickets, vault, settings, clock)
-        # a proxy from the environment is only for addresses outside of this machine
+        # proxies that are set in the environment are used only for addresses outside of this machine
         self.is_engine_remote = not is_loopback(urlsplit(settings.e2b_sandbox_url or "").hostname or "")
         client = httpx.AsyncClient(
             trust_env=self.is_engine_remote,
@@ -84,7 +84,9 @@ class Previews:
         self.http = limit_responses(discard_cookies(client))  # browsers keep cookies
         self._listeners: dict[str, tuple[float, asyncio.Task[list[Listener]]]] = {}
         self.connections: Counter[str] = Counter()  # by sandbox, and by user
-        self.closed_ports: dict[PreviewPort, tuple[float, float]] = {}
+        self.closed_ports: dict[
+            PreviewPort, tuple[float, float]
+        ] = {}  # when each was found closed: first and last time
         self._shown_paths: dict[tuple[PreviewPort, str], str] = {}
 
     async def close(self) -> None:
@@ -143,10 +145,8 @@ class Previews:
 
     @contextlib.contextmanager
     def count_connection(self, preview: PreviewPort, user_id: str) -> Iterator[None]:
-        """Count a connection of the user to the sandbox. Raises TooManyPreviewConnectionsError if one of them has too many.
-
-        Its data is forwarded in the user's turns (see `pacing`).
-        """
+        """Count a connection while the context is open. Raises TooManyPreviewConnectionsError if the user or the sandbox has too
+        many. Data that is forwarded in the context counts against the user's share of the event loop (see `pacing`)."""
         limits = {preview.sandbox_id: MAX_CONNECTIONS, user_id: MAX_CONNECTIONS_PER_USER}
         if any(self.connections[key] >= limit for key, limit in limits.items()):
             raise TooManyPreviewConnectionsError
@@ -182,7 +182,8 @@ class Previews:
             yield route
 
     async def resume_if_paused(self, preview: PreviewPort, *, wake: bool) -> bool:
-        """Resume the sandbox if the engine has paused it. Called if a route led to no sandbox. Returns whether it was paused."""
+        """Resume the sandbox if the engine has paused it, and return whether it had. Call it if the engine could not route a
+        request."""
         row = await self._lifecycle.repository.get(preview.sandbox_id)
         check_usable(row)
         assert row.engine_id is not None

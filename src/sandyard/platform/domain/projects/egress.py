@@ -33,11 +33,11 @@ GITHUB_HOSTS = ("github.com", "api.github.com", "codeload.github.com", "*.github
 
 
 def get_allowed(project: Project, default: Allowed, destinations: Destinations | None = None) -> Allowed:
-    """Return what the project's sandboxes may connect to; `default` if the project does not set it.
+    """Return the egress policy of the project's sandboxes; `default` if the project does not set it.
 
     With `destinations`, entries in private networks are left out, because the owner may no longer be an administrator.
     """
-    settings = ProjectSettings.of(project)
+    settings = ProjectSettings.from_project(project)
     if settings.network.mode is None:
         return default
     allowed = _list_allowed(settings.network, remotes.list_servers(project.repository, settings))

@@ -235,6 +235,21 @@ class NetworkSettings(_SettingsModel):
     ] = Field(default_factory=list, examples=[["api.example.org", "*.example.net", "192.0.2.0/24"]])
 
 
+HostLabelName = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]{0,61}[A-Za-z0-9])?$")]
+HostLabelValue = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,63}$")]
+
+
+class QuotaSettings(_SettingsModel):
+    """Limits for all sandboxes of a project together. Null means no limit. For models, see `tasks.monthlyBudget`."""
+
+    running_sandboxes: int | None = Field(default=None, ge=1, le=10**6)
+    cpus: int | None = Field(default=None, ge=1, le=10**6, description="Processors of all running sandboxes.")
+    memory_mb: int | None = Field(default=None, ge=1, le=10**9, description="Memory of all running sandboxes, in MiB.")
+    disk_mb: int | None = Field(
+        default=None, ge=1, le=10**9, description="Disk space that all sandboxes use, including paused ones, in MiB."
+    )
+
+
 class ProjectSettings(_SettingsModel):
     command_policy: CommandPolicySettings = Field(default_factory=CommandPolicySettings)
     idle_seconds: int | None = Field(
@@ -250,6 +265,7 @@ class ProjectSettings(_SettingsModel):
     setup: SetupSettings = Field(default_factory=SetupSettings)
     verify: VerifySettings = Field(default_factory=VerifySettings)
     tasks: TaskSettings = Field(default_factory=TaskSettings)
+    quotas: QuotaSettings = Field(default_factory=QuotaSettings)
     isolation: Literal["namespace", "gvisor"] | None = Field(
         default=None,
         description="Isolation level of new sandboxes. namespace: Linux namespaces on the host's kernel. gvisor: a separate kernel per "
@@ -261,12 +277,17 @@ class ProjectSettings(_SettingsModel):
         "isolation level gvisor, which such sandboxes then get. Null: as their template says. Sandboxes are not created if it is true and "
         "the engine does not support or allow it.",
     )
+    host_labels: Annotated[dict[HostLabelName, HostLabelValue], Field(max_length=32)] = Field(
+        default_factory=dict,
+        description="Labels that the hosts of new sandboxes must have, such as gpu: yes. Sandboxes are not created if no host has them.",
+        examples=[{"gpu": "yes"}],
+    )
     template: str | None = Field(
         default=None, min_length=1, max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$", examples=["base"]
     )
 
     @classmethod
-    def of(cls, row: Project) -> ProjectSettings:
+    def from_project(cls, row: Project) -> ProjectSettings:
         """Return the stored settings of a project."""
         return cls.model_validate({**row.settings, "template": row.template}, context=_STORED)
 

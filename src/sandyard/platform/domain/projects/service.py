@@ -24,7 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.text import make_storable
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Attempt, Credential, Project, ProjectMember, Sandbox, Session, User
@@ -85,7 +85,7 @@ class Projects:
         now, settings = get_time(self._clock), settings or ProjectSettings()
         await _check_patterns(settings)
         project = Project(
-            id=ordered_id("prj_"),
+            id=make_ordered_id("prj_"),
             owner_id=caller.user_id,
             name=name,
             repository=None
@@ -147,7 +147,7 @@ class Projects:
     async def _check_destinations(self, session: AsyncSession, project: Project) -> None:
         """Raise PrivateAddressError if the project uses private addresses that it may not use."""
         if self._destinations is not None and not await remotes.is_trusted(session, project):
-            remotes.check_not_private(self._destinations, project.repository, ProjectSettings.of(project))
+            remotes.check_not_private(self._destinations, project.repository, ProjectSettings.from_project(project))
 
     async def get_changeable(self, caller: Principal, project_id: str) -> Project:
         """Return the project. Raises ForbiddenError if the caller may see but not change it."""
@@ -211,7 +211,7 @@ class Projects:
         settings: ProjectSettings | None,
     ) -> None:
         require_owner(caller, project)
-        before = remotes.list_servers(project.repository, ProjectSettings.of(project))
+        before = remotes.list_servers(project.repository, ProjectSettings.from_project(project))
         if name is not None:
             project.name = name
         if repository is not UNCHANGED and repository != project.repository:
@@ -226,7 +226,9 @@ class Projects:
         if repository is not UNCHANGED or settings is not None:
             await self._check_destinations(session, project)
         if await _has_credentials(session, project.id):
-            remotes.check_server_change(before, remotes.list_servers(project.repository, ProjectSettings.of(project)))
+            remotes.check_server_change(
+                before, remotes.list_servers(project.repository, ProjectSettings.from_project(project))
+            )
 
     async def delete(self, caller: Principal, project_id: str) -> None:
         """Delete the project with its tasks and secrets. Its sessions and sandboxes are kept by their owners."""

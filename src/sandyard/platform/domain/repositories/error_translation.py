@@ -107,7 +107,7 @@ _RULE_TABLE: tuple[tuple[str, type[SandyardError], str | None], ...] = (
     (r"Network is unreachable|SSL_|GnuTLS|TLS connection|invalid index-pack output", RemoteUnreachableError, None),
     (r"Could not read from remote repository", RemoteUnreachableError, None),
 )
-_RULES = tuple((re.compile(pattern), kind, sentence) for pattern, kind, sentence in _RULE_TABLE)
+_RULES = tuple((re.compile(pattern), kind, message) for pattern, kind, message in _RULE_TABLE)
 
 
 def translate_error(stderr: str, action: str) -> SandyardError:
@@ -115,13 +115,13 @@ def translate_error(stderr: str, action: str) -> SandyardError:
     if refused := _LOCAL_REPOSITORY_ERROR.search(stderr):
         missing = "does not appear to be" in refused[1]
         return (RemoteMissingError if missing else RemoteRefusedError)(_truncate(refused[1]))
-    for pattern, kind, sentence in _RULES:
+    for pattern, kind, message in _RULES:
         if pattern.search(stderr):
             if kind is RemoteRejectedError:
                 return RemoteRejectedError(
                     append_quote("The remote rejected the push.", extract_server_message(stderr) or summarize(stderr))
                 )
-            return kind(sentence)
+            return kind(message)
     return GitFailedError(append_quote(f"Git failed ({action}).", summarize(stderr)))
 
 

@@ -62,6 +62,15 @@ class BranchCheckedOutError(ConflictError):
 
     code = "branch_checked_out"
 
+    def __init__(self, message: str | None = None, *, command: str | None = None) -> None:
+        """`command` merges the branch in the work tree."""
+        super().__init__(message)
+        self._command = command
+
+    @property
+    def extra(self) -> Mapping[str, object]:
+        return {} if self._command is None else {"command": self._command}
+
 
 class BranchGoneError(ConflictError):
     """The branch was pushed before, but no longer exists on the remote. Create a new branch to push this work."""

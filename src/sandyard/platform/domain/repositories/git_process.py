@@ -18,7 +18,7 @@ from typing import IO
 from sandyard.kit import processes
 from sandyard.kit.destinations import Destinations, PrivateAddressError, is_proxied
 from sandyard.kit.pacing import take_turn
-from sandyard.kit.processes import Output, Process
+from sandyard.kit.processes import PipeReader, Process
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.repositories.error_translation import (
     HOST_NOT_FOUND,
@@ -242,7 +242,7 @@ def _get_subcommand(arguments: tuple[str, ...]) -> str:
     return "git"
 
 
-async def read_stdout(stream: Output, limit: int) -> tuple[bytes, bool]:
+async def read_stdout(stream: PipeReader, limit: int) -> tuple[bytes, bool]:
     """Read stdout up to `limit` bytes. Return it and whether there was more."""
     output = bytearray()
     while chunk := await stream.read(_CHUNK_BYTES):
@@ -252,13 +252,13 @@ async def read_stdout(stream: Output, limit: int) -> tuple[bytes, bool]:
     return bytes(output), False
 
 
-async def _drain(stream: Output) -> None:
+async def _drain(stream: PipeReader) -> None:
     """Discard the rest of the stream. Its end shows that every process that could write to it has ended."""
     while await stream.read(_CHUNK_BYTES):
         pass
 
 
-async def _read_stderr(stream: Output, mask: Callable[[str], str], progress: Progress) -> str:
+async def _read_stderr(stream: PipeReader, mask: Callable[[str], str], progress: Progress) -> str:
     """Return the last lines of stderr that are not progress, out of its first _MAX_STDERR_BYTES. Reports progress as it arrives."""
     last_lines: list[str] = []
     size = 0

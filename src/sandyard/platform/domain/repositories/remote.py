@@ -58,7 +58,7 @@ class Remote:
 
     @property
     def is_safe_from_interception(self) -> bool:
-        """Whether nobody can intercept the connection to this remote."""
+        """Whether the connection to this remote is encrypted or local."""
         return self.scheme != "http" or (self.host is not None and _is_loopback(self.host))
 
 

@@ -116,6 +116,10 @@ class OutputFiles:
         """Return the ids with this prefix that have files."""
         return await asyncio.to_thread(lambda: [path.name for path in self._folder.glob(f"??/{prefix}*")])
 
+    async def list_folders(self) -> list[Path]:
+        """Return the folders of all commands and runs; each is named after its id."""
+        return await asyncio.to_thread(lambda: list(self._folder.glob("??/*")))
+
     async def remove(self, command_id: str) -> None:
         """Delete the files of a command. Idempotent."""
         folder = self.get_path(command_id, STDOUT).parent

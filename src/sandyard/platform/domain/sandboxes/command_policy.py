@@ -12,7 +12,7 @@ from sandyard.platform.domain.sandboxes.model import CommandRefusedError
 
 @dataclass(frozen=True, slots=True)
 class CommandPolicy:
-    """Which commands a project allows.
+    """The commands that a project allows.
 
     Patterns are searched in the whole command. `deny` takes precedence; a non-empty `allow` rejects everything that it
     does not match. The policy guides cooperative agents and is no security boundary, because a shell can express the
@@ -23,7 +23,7 @@ class CommandPolicy:
     deny: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, settings: dict[str, Any]) -> CommandPolicy:
+    def from_settings(cls, settings: dict[str, Any]) -> CommandPolicy:
         """Read the policy from a project's settings."""
         policy = settings.get("commandPolicy") or {}
         return cls(_strings(policy.get("allow")), _strings(policy.get("deny")))

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from sqlalchemy import select, update
 
+from sandyard.kit import telemetry
 from sandyard.kit.errors import NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
@@ -62,6 +63,10 @@ class CommandRunner:
         self.spawn(row, command, self._run(row, command, new), held)
 
     async def _run(self, row: Sandbox, command: Command, new: NewCommand) -> None:
+        with telemetry.span("command", command=command.id, sandbox=row.id):
+            await self._start_and_follow(row, command, new)
+
+    async def _start_and_follow(self, row: Sandbox, command: Command, new: NewCommand) -> None:
         recorder = await self.create_recorder(row, command)
         spec = CommandSpec(
             id=command.id, command=new.command, cwd=new.cwd, envs=dict(new.envs), timeout_s=new.timeout_s
@@ -74,7 +79,7 @@ class CommandRunner:
                         lambda: self._lifecycle.ensure_running(row), "command", command=command.id
                     )
                     asked = True
-                    events = self._lifecycle.engine.commands.start(engine_id, spec, most=self.output_kept)
+                    events = self._lifecycle.engine.commands.start(engine_id, spec, max_output_bytes=self.output_kept)
                     if await self._record(events, recorder, row):
                         return
             except SandboxNotFoundError:
@@ -90,9 +95,8 @@ class CommandRunner:
                     continue  # the sandbox was paused without our knowledge: retry after resuming it
             except SandyardError as error:
                 log.warning("command_stream_broke", command=command.id, reason=error.message)
-                if not asked or (
-                    not recorder.begun and error.status < 500
-                ):  # otherwise it is uncertain whether it started
+                # otherwise it is uncertain whether it started
+                if not asked or (not recorder.begun and error.status < 500):
                     await recorder.finish(CommandStatus.NOT_STARTED, error=error.message)
                     return
             break
@@ -117,7 +121,7 @@ class CommandRunner:
                         )
                         return
                     events = self._lifecycle.engine.commands.follow(
-                        row.engine_id, command_id, *recorder.offsets, most=self.output_kept
+                        row.engine_id, command_id, *recorder.offsets, max_output_bytes=self.output_kept
                     )
                     if await self._record(events, recorder, row):
                         return
@@ -278,8 +282,8 @@ class CommandRunner:
             log.error("command_crashed", command=command.id, exc=failure)
         recorder = self.recorders.get(command.id)
         if recorder is not None and (late or failure is not None):
-            said = "It did not end in time." if late else "Internal error while following it."
-            lose = partial(recorder.finish, CommandStatus.LOST, error=f"The command's exit was not observed. {said}")
+            reason = "It did not end in time." if late else "Internal error while following it."
+            lose = partial(recorder.finish, CommandStatus.LOST, error=f"The command's exit was not observed. {reason}")
             await retry_while_database_unavailable(lose, "command", command=command.id)
 
     async def _run_through_outages(self, row: Sandbox, command_id: str, work: Coroutine[Any, Any, None]) -> None:

@@ -10,7 +10,7 @@ from datetime import timedelta
 from sqlalchemy import Select, delete, select, update
 
 from sandyard.kit.errors import BusyError, InvalidInputError, NotFoundError, SandyardError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.db.database import Database, DatabaseBusyError, DatabaseUnavailableError
 from sandyard.platform.db.models import Command, Project, Sandbox
@@ -77,7 +77,7 @@ class Commands:
             await self._lifecycle.check_access(row)
             await self._check_policy(row, new.command)
         command = Command(
-            id=ordered_id("cmd_"),
+            id=make_ordered_id("cmd_"),
             sandbox_id=row.id,
             user_id=principal.user_id,
             command=new.command,
@@ -130,7 +130,7 @@ class Commands:
             await asyncio.wait((task, self._stop), return_when=asyncio.FIRST_COMPLETED)
             self._check_stopping(command_id)
         command = await self.get(command_id)
-        while not CommandStatus(command.status).over:  # another platform process follows it
+        while not CommandStatus(command.status).is_final:  # another platform process follows it
             await asyncio.wait((self._stop,), timeout=0.5)
             self._check_stopping(command_id)
             command = await self.get(command_id)
@@ -191,7 +191,7 @@ class Commands:
     async def kill(self, principal: Principal, command_id: str) -> Command:
         """Kill the command. Idempotent: a finished command stays as it is."""
         command, row = await self.get_for(principal, command_id, internal=False)
-        if CommandStatus(command.status).over:
+        if CommandStatus(command.status).is_final:
             return command
         await self._lifecycle.call(row, lambda engine_id: self._kill(engine_id, command.id))
         return await self.wait(command_id)
@@ -211,7 +211,7 @@ class Commands:
         Following a command counts as use of its sandbox: it is resumed, and is not idle meanwhile.
         """
         with contextlib.ExitStack() as stack:
-            if not CommandStatus(command.status).over:
+            if not CommandStatus(command.status).is_final:
                 stack.enter_context(self._lifecycle.activity.using(command.sandbox_id))
                 with contextlib.suppress(SandyardError):
                     await self._lifecycle.ensure_running(await self._lifecycle.repository.get(command.sandbox_id))
@@ -235,7 +235,7 @@ class Commands:
                     yield stream, at[stream], data
                     at[stream] += len(data)
                     last_sent = asyncio.get_running_loop().time()
-            if CommandStatus(command.status).over or self._stop.done():
+            if CommandStatus(command.status).is_final or self._stop.done():
                 news.cancel()
                 return
             await asyncio.wait((news, self._stop), timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
@@ -284,6 +284,6 @@ class Commands:
     async def _check_policy(self, row: Sandbox, command: str) -> None:
         async with self._database.reading() as session:
             project = await session.get(Project, row.project_id)
-        policy = CommandPolicy.of(project.settings if project is not None else {})
+        policy = CommandPolicy.from_settings(project.settings if project is not None else {})
         if not policy.is_empty:
             await run_in_thread(policy.check, command)

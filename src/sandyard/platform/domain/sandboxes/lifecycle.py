@@ -43,6 +43,7 @@ from sandyard.platform.domain.sandboxes.e2b import (
 )
 from sandyard.platform.domain.sandboxes.model import (
     LIVE,
+    SANDBOX_LOST,
     NewSandbox,
     OwnerWithoutAccessError,
     Status,
@@ -51,7 +52,8 @@ from sandyard.platform.domain.sandboxes.model import (
     utc_now,
 )
 from sandyard.platform.domain.sandboxes.repository import SandboxRepository, build_sandbox_row
-from sandyard.platform.domain.sandboxes.running_limit import RunningLimit
+from sandyard.platform.domain.sandboxes.running_limit import RunningLimit, get_sizes
+from sandyard.platform.domain.users.quotas import UserQuotas
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -99,13 +101,13 @@ class Lifecycle:
         idle_margin_s: int,
         allowed: Allowed = None,
         destinations: Destinations | None = None,
-        running_per_user: int = 0,
+        resolve_quotas: Callable[[UserQuotas], UserQuotas] = lambda quotas: quotas,
     ) -> None:
         """Create the life cycle.
 
         `allowed`: what sandboxes may connect to if their project does not say. `destinations`: the private networks that
-        sandboxes may connect to if their project's owner is not an administrator. None: all. `running_per_user`: how many
-        sandboxes each user may have running. 0: any number.
+        sandboxes may connect to if their project's owner is not an administrator. None: all. `resolve_quotas`:
+        returns the limits that apply to a user with these quotas.
         """
         self._database = database
         self.repository = SandboxRepository(database)
@@ -118,7 +120,7 @@ class Lifecycle:
         self._destinations = destinations
         self.tasks = TaskSet("sandboxes")
         self.connections = UserConnections()
-        self.running_limit = RunningLimit(database, running_per_user)
+        self.running_limit = RunningLimit(database, resolve_quotas)
         self._network_slots = OwnerSlots(SLOTS, SLOTS_PER_OWNER)
         self._creation_slots = OwnerSlots(CREATIONS, CREATIONS_PER_OWNER)
         self._provisioning: dict[str, asyncio.Task[Sandbox]] = {}
@@ -208,6 +210,7 @@ class Lifecycle:
                     allowed=allowed,
                     isolation=settings.isolation,
                     containers=settings.containers,
+                    host_labels=settings.host_labels,
                 )
             except SandyardError as error:
                 log.warning("sandbox_not_provisioned", sandbox=row.id, code=error.code, reason=error.message)
@@ -216,7 +219,7 @@ class Lifecycle:
         return await retry(lambda: self._record_created(row.id, created, allowed))
 
     async def _record_created(self, sandbox_id: str, created: EngineSandbox, allowed: Allowed) -> Sandbox:
-        """Mark the row as running. Ends the created sandbox if the row does not need it any more."""
+        """Mark the row as running. Ends the created sandbox if the row no longer needs it."""
         now, engine_id = utc_now(), created.id
         try:
             row = await self.repository.change(
@@ -227,6 +230,7 @@ class Lifecycle:
                 engine_id=engine_id,
                 network=allowed,
                 isolation=created.isolation,
+                **get_sizes(created),
                 started_at=now,
                 used_at=now,
                 seen_at=now,
@@ -268,7 +272,7 @@ class Lifecycle:
             async with self._creation_slots.slot(owner_id):
                 return await self.engine.fork(engine_id, timeout_s, len(rows))
 
-        await self.running_limit.check(owner_id)
+        await self.running_limit.check(owner_id, rows[0].project_id, parent)
         copies = await self.call(parent, copy_on_engine)
         return list(
             await asyncio.gather(
@@ -290,6 +294,7 @@ class Lifecycle:
         now = utc_now()
         row.status, row.engine_id, row.isolation = Status.RUNNING, copy.id, copy.isolation
         row.started_at = row.used_at = row.seen_at = now
+        row.cpu_count, row.memory_mb = parent.cpu_count, parent.memory_mb
         try:
             await self._check_settings(row.project_id, copy)
             row.network = await self.load_allowed(row.project_id)
@@ -402,7 +407,7 @@ class Lifecycle:
     # network ----------------------------------------------------------------------------------------------------------
 
     async def load_allowed(self, project_id: str | None) -> Allowed:
-        """Return what a sandbox of this project may connect to."""
+        """Return the egress policy for a sandbox of this project."""
         async with self._database.reading() as session:
             project = await session.get(Project, project_id) if project_id is not None else None
             if project is None:
@@ -414,7 +419,7 @@ class Lifecycle:
         """Return the settings of the sandboxes' project, or the defaults for sandboxes without one."""
         async with self._database.reading() as session:
             project = await session.get(Project, project_id) if project_id is not None else None
-        return ProjectSettings() if project is None else ProjectSettings.of(project)
+        return ProjectSettings() if project is None else ProjectSettings.from_project(project)
 
     async def _check_settings(self, project_id: str | None, copy: EngineSandbox) -> None:
         """Raise ConflictError if the copy of a sandbox does not have the isolation level that the project requires, or may run
@@ -428,8 +433,8 @@ class Lifecycle:
             )
         if settings.containers is False and copy.containers:
             raise ConflictError(
-                "The sandbox cannot be forked: a copy could run containers too, but its project does not allow that any more. Create a "
-                "new sandbox instead."
+                "The sandbox cannot be forked: a copy could run containers too, but its project no longer allows that. Create a new "
+                "sandbox instead."
             )
 
     async def _update_network(self, row: Sandbox) -> Allowed:
@@ -548,7 +553,7 @@ class Lifecycle:
         """Delete the sandbox. Idempotent.
 
         If the engine is unavailable, raises its error and deletes the sandbox as soon as possible. `keep_work` False:
-        its contents are not needed any more.
+        its contents are no longer needed.
         """
         if row.status == Status.DESTROYED:
             return
@@ -588,7 +593,7 @@ class Lifecycle:
         reason = reason or "The sandbox has ended: it no longer exists on the engine."
         with contextlib.suppress(NotFoundError):
             if (await self.repository.get(sandbox_id)).destroy_requested_at is None:
-                await self._fail(sandbox_id, reason, "sandbox_lost", LIVE)
+                await self._fail(sandbox_id, reason, SANDBOX_LOST, LIVE)
 
     async def _fail(self, sandbox_id: str, reason: str, code: str, when: Iterable[Status]) -> None:
         try:

@@ -10,7 +10,7 @@ round's work of the same kind has not ended for a sandbox, a round skips that sa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from functools import partial
 
@@ -21,11 +21,12 @@ from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.owner_tasks import OwnerSlots, OwnerTasks
 from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Sandbox, Session
+from sandyard.platform.db.models import Attempt, Sandbox, Session
 from sandyard.platform.domain.projects.service import has_lost_access
 from sandyard.platform.domain.sandboxes.e2b import EngineSandbox, EngineState, SandboxNotFoundError
 from sandyard.platform.domain.sandboxes.lifecycle import INSTANCE, ROW, SLOTS, SLOTS_PER_OWNER, Lifecycle
 from sandyard.platform.domain.sandboxes.model import LIVE, Status, make_usage_sample, utc_now
+from sandyard.platform.domain.sandboxes.running_limit import get_sizes
 from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
@@ -96,6 +97,7 @@ class SandboxMaintenance:
             if row.destroy_requested_at is None:
                 box = there.get(row.engine_id) if row.engine_id else None
                 start(row.id, row.owner_id, partial(self._reconcile_sandbox, row, box, row.id in outdated))
+        await self._give_up_stranded(rows)
         await self._finish_requested_destroys()
         known = {row.engine_id for row in rows}
         orphans = {box.id for box in there.values() if box.id not in known}
@@ -117,6 +119,8 @@ class SandboxMaintenance:
 
     async def _reconcile_row(self, row: Sandbox, box: EngineSandbox | None) -> None:
         lifecycle = self._lifecycle
+        if row.cpu_count is None and box is not None and (sizes := get_sizes(box)):
+            await lifecycle.repository.set_fields(row.id, **sizes)  # of an earlier version, which did not record them
         if row.status == Status.PROVISIONING:
             lifecycle.provision(row.id)
         elif box is None:
@@ -139,6 +143,42 @@ class SandboxMaintenance:
             await self._lifecycle.mark_lost(row.id)
         else:
             await self._lifecycle.record_pause(row.id)
+
+    async def _give_up_stranded(self, rows: Sequence[Sandbox]) -> None:
+        """Give up the sandboxes of tasks whose host is lost with all their files: the tasks continue in new ones from their saved
+        work. Those of people are kept in case the host returns, also if they belong to a task."""
+        if not (of_tasks := await self._list_of_attempts(rows)):
+            return
+        try:
+            stranded = await self._lifecycle.engine.hosts.list_stranded()
+        except SandyardError as error:  # the rest of this maintenance does not need it
+            log.warning("hosts_not_listed", reason=error.message)
+            return
+        for row in of_tasks:
+            if row.engine_id in stranded:
+                await self._lifecycle.mark_lost(row.id, "Its host was lost, with all its files.")
+                self._reconciling.start(row.id, row.owner_id, partial(self._kill_lost, row.engine_id))
+
+    async def _list_of_attempts(self, rows: Sequence[Sandbox]) -> Sequence[Sandbox]:
+        """Return the sandboxes in which the agents of tasks work."""
+        of_tasks = [row for row in rows if row.task_id is not None and row.destroy_requested_at is None]
+        if not of_tasks:
+            return ()
+        query = (
+            select(Session.sandbox_id)
+            .join(Attempt, Attempt.session_id == Session.id)
+            .where(Session.sandbox_id.in_([row.id for row in of_tasks]))
+        )
+        async with self._database.reading() as session:
+            used = set(await session.scalars(query))
+        return [row for row in of_tasks if row.id in used]
+
+    async def _kill_lost(self, engine_id: str) -> None:
+        """End a sandbox that is not needed even if its host returns. If that fails, it is ended as an orphan later."""
+        try:
+            await self._lifecycle.engine.kill(engine_id)
+        except SandyardError as error:
+            log.warning("lost_sandbox_not_ended", engine_id=engine_id, reason=error.message)
 
     async def _is_still_running(self, row: Sandbox) -> bool:
         """Return whether the engine still reports it as running and the row is unchanged, because the list may predate

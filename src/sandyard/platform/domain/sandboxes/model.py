@@ -33,10 +33,12 @@ class CommandStatus(StrEnum):
     NOT_STARTED = "not_started"
 
     @property
-    def over(self) -> bool:
+    def is_final(self) -> bool:
         return self not in (CommandStatus.STARTING, CommandStatus.RUNNING)
 
 
+SANDBOX_LOST = "sandbox_lost"
+"""Error code of a sandbox that the engine no longer has, and of the commands and steps that ran in it."""
 LIVE = (Status.PROVISIONING, Status.RUNNING, Status.PAUSED)
 
 

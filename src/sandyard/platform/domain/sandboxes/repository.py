@@ -12,7 +12,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.orm.exc import StaleDataError
 
 from sandyard.kit.errors import ConflictError, NotFoundError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Project, Sandbox, Session
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
@@ -154,7 +154,7 @@ class SandboxRepository:
 
 
 def build_sandbox_row(owner_id: str, **fields: Any) -> Sandbox:
-    sandbox_id = ordered_id("sbx_")
+    sandbox_id = make_ordered_id("sbx_")
     return Sandbox(
         id=sandbox_id,
         owner_id=owner_id,

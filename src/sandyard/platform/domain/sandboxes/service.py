@@ -23,6 +23,7 @@ from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.e2b import (
     DeniedConnection,
     EngineError,
+    EngineInvalidError,
     FileEntry,
     SandboxEngine,
     SandboxNotFoundError,
@@ -50,15 +51,16 @@ _E2B_TEMPLATE_ID = re.compile(r"[a-z0-9]{20}")
 log = get_logger(__name__)
 
 
-class TemplateMissingError(InvalidInputError):
-    """The engine has no such template."""
+class SandboxSettingsError(InvalidInputError):
+    """The engine cannot create sandboxes with these settings of a project."""
 
-    def __init__(self, template: str) -> None:
-        super().__init__(f"The engine has no template {template!r}. Check the name, or create the template first.")
+    def __init__(self, message: str, *fields: str) -> None:
+        super().__init__(message)
+        self._fields = fields
 
     @property
     def extra(self) -> Mapping[str, object]:
-        return {"errors": [{"field": "settings.template", "message": self.message}]}
+        return {"errors": [{"field": f"settings.{field}", "message": self.message} for field in self._fields]}
 
 
 class TooLargeError(SandyardError):
@@ -100,7 +102,7 @@ class Sandboxes:
         A sandbox of a project uses the project's template unless one is given. If provisioning fails, raises the error,
         which is also stored in the row.
         """
-        project = await self._project_of(principal, project_id, task_id)
+        project = await self._get_project(principal, project_id, task_id)
         if project is not None:
             project_id, template = project.id, template or project.template
         if template is not None:
@@ -118,7 +120,7 @@ class Sandboxes:
         check_usable(row)
         return row
 
-    async def _project_of(self, principal: Principal, project_id: str | None, task_id: str | None) -> Project | None:
+    async def _get_project(self, principal: Principal, project_id: str | None, task_id: str | None) -> Project | None:
         if task_id is None:
             return await self._projects.get(principal, project_id) if project_id is not None else None
         async with self._database.reading() as session:
@@ -139,7 +141,7 @@ class Sandboxes:
             principal, page, everybody=everybody, status=status, session_id=session_id
         )
 
-    async def names_of(self, rows: Sequence[Sandbox]) -> dict[str, SandboxNames]:
+    async def get_names(self, rows: Sequence[Sandbox]) -> dict[str, SandboxNames]:
         """Return the titles of the sandboxes' sessions and the names of their projects, by sandbox id."""
         query = (
             select(Sandbox.id, Session.title, Project.name)
@@ -217,7 +219,7 @@ class Sandboxes:
         row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         limit = self.settings.upload_limit
         if announced is not None and announced > limit:
-            raise _too_large_error(limit)
+            raise _make_too_large_error(limit)
         body = _UploadBody(chunks, limit)
 
         async def write(engine_id: str) -> int:
@@ -269,7 +271,7 @@ class Sandboxes:
         )
         return Listing(found.entries, None if found.next is None else str(found.next))
 
-    async def file_info(self, principal: Principal, sandbox_id: str, path: str) -> FileEntry:
+    async def get_file_info(self, principal: Principal, sandbox_id: str, path: str) -> FileEntry:
         row = await self._lifecycle.repository.get_for(principal, sandbox_id)
         return await self._call(principal, row, lambda engine_id: self._lifecycle.engine.files.stat(engine_id, path))
 
@@ -315,21 +317,43 @@ async def check_template(
                 )
 
 
-async def check_template_exists(engine: SandboxEngine, template: str) -> None:
-    """Raise TemplateMissingError if the engine says that it has no such template.
+@dataclass(frozen=True, slots=True)
+class SandboxSettings:
+    """The settings of a project that its engine must support. None: what the engine or the template chooses."""
+
+    template: str | None
+    isolation: str | None
+    containers: bool | None
+
+
+async def check_sandbox_settings(engine: SandboxEngine, settings: SandboxSettings, default_template: str) -> None:
+    """Raise SandboxSettingsError if the engine says that it cannot create sandboxes with these settings.
 
     Names with a tag and ids of E2B Cloud are not checked, because it can't be asked about those of other users. Nothing is checked while
     the engine does not respond.
     """
-    if not _TEMPLATE_NAME.fullmatch(template) or _E2B_TEMPLATE_ID.fullmatch(template):
+    template = settings.template
+    if template is not None and (not _TEMPLATE_NAME.fullmatch(template) or _E2B_TEMPLATE_ID.fullmatch(template)):
         return
     try:
-        exists = await engine.has_template(template)
+        if template is not None and not await engine.has_template(template):
+            raise SandboxSettingsError(
+                f"The engine has no template {template!r}. Check the name, or create the template first.", "template"
+            )
+        await _check_isolation(engine, settings, template or default_template)
     except EngineError as error:
-        log.info("template_not_checked", template=template, reason=error.message)
+        log.info("sandbox_settings_not_checked", template=template, reason=error.message)
+
+
+async def _check_isolation(engine: SandboxEngine, settings: SandboxSettings, template: str) -> None:
+    asked = {"isolation": settings.isolation, "containers": settings.containers or None}
+    fields = [name for name, value in asked.items() if value is not None]
+    if not fields:
         return
-    if not exists:
-        raise TemplateMissingError(template)
+    try:
+        await engine.check_isolation(template, settings.isolation, settings.containers)
+    except EngineInvalidError as error:
+        raise SandboxSettingsError(error.message, *fields) from error
 
 
 async def is_work_snapshot(database: Database, template: str) -> bool:
@@ -372,9 +396,9 @@ class _UploadBody:
         async for chunk in self._chunks:
             seen += len(chunk)
             if seen > self._limit:
-                raise _too_large_error(self._limit)
+                raise _make_too_large_error(self._limit)
             yield chunk
 
 
-def _too_large_error(limit: int) -> TooLargeError:
+def _make_too_large_error(limit: int) -> TooLargeError:
     return TooLargeError(f"The file is larger than the limit of {limit:,} bytes (SANDYARD_UPLOAD_LIMIT).")

@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from sqlalchemy import select
 
 from sandyard.kit.errors import InvalidInputError, NotFoundError, SandyardError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Checkout, Sandbox, Terminal
@@ -65,7 +65,7 @@ class Shell:
     handle: e2b.Terminal
     recent: RecentOutput
     viewers: set[Viewer] = field(default_factory=set)
-    over: bool = False
+    has_ended: bool = False
     reader: asyncio.Task[None] | None = None
 
     def add_output(self, piece: bytes) -> None:
@@ -102,7 +102,7 @@ class Terminals:
                     handle = await self._start(box, cols, rows, None)
             stack.push_async_callback(handle.detach)
             row = Terminal(
-                id=ordered_id("trm_"),
+                id=make_ordered_id("trm_"),
                 sandbox_id=box.id,
                 user_id=principal.user_id,
                 pid=handle.pid,
@@ -142,7 +142,7 @@ class Terminals:
             viewer = Viewer()
             if shell.recent.pieces:
                 viewer.send(b"".join(shell.recent.pieces))
-            if shell.over:
+            if shell.has_ended:
                 viewer.send(None)
             shell.viewers.add(viewer)
             try:
@@ -199,7 +199,7 @@ class Terminals:
         try:
             async for piece in shell.handle.output():
                 shell.add_output(piece)
-            shell.over = True
+            shell.has_ended = True
             await self._mark_closed(shell.row.id)
         except SandyardError as error:
             log.info("terminal_detached", terminal=shell.row.id, sandbox=box.id, reason=error.message)

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import InvalidInputError, NotFoundError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.secret import Secret
 from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database
@@ -66,7 +66,7 @@ class Secrets:
             row = await _find(tx.session, owner, project_id, name)
             if row is None:
                 row = StoredSecret(
-                    id=ordered_id("sec_"),
+                    id=make_ordered_id("sec_"),
                     owner_id=owner,
                     project_id=project_id,
                     project_key=project_id or "",

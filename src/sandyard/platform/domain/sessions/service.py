@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError, SandyardError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import (
@@ -143,7 +143,7 @@ class Sessions:
             await self._check_agent(principal.user_id, agent)
         now, variables = utc_now(), dict(envs or {})
         row = Session(
-            id=session_id or ordered_id("ses_"),
+            id=session_id or make_ordered_id("ses_"),
             owner_id=principal.user_id,
             project_id=project_id,
             task_id=task_id,
@@ -252,7 +252,8 @@ class Sessions:
 
         async def record(tx: Transaction, sandbox: Sandbox) -> None:
             copy = sessions[sandbox.session_id or ""]
-            copy.sandbox_id, sandbox.envs = sandbox.id, self._lifecycle.reseal_envs(parent, sandbox)
+            copy.sandbox_id, copy.forked_from_id = sandbox.id, forked_from
+            sandbox.envs = self._lifecycle.reseal_envs(parent, sandbox)
             tx.add(copy)
             await tx.session.flush()
             tx.add(sandbox)
@@ -512,7 +513,7 @@ class Sessions:
     async def add_message(self, principal: Principal, session_id: str, parts: list[MessagePart]) -> Message:
         row = await self.get(principal, session_id)
         message = Message(
-            id=ordered_id("msg_"),
+            id=make_ordered_id("msg_"),
             session_id=row.id,
             author_id=principal.user_id,
             role="user",
@@ -568,7 +569,7 @@ def _copy_session(
     """
     now = utc_now()
     return Session(
-        id=id_ or ordered_id("ses_"),
+        id=id_ or make_ordered_id("ses_"),
         owner_id=principal.user_id,
         project_id=row.project_id,
         task_id=task_id,

@@ -27,7 +27,7 @@ class Snapshots:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def forget_unusable(self, sandbox: Sandbox) -> None:
-        """Forget the session's snapshot if the engine does not have it any more. The next try starts with the session's
+        """Forget the session's snapshot if the engine no longer has it. The next try starts with the session's
         template. If the engine refuses it for another reason, such as its isolation level, an operator can change that.
         """
         if (

@@ -15,9 +15,10 @@ from typing import Protocol, TypeVarTuple
 
 from sqlalchemy import ColumnElement, Select, and_, exists, func, not_, select
 
+from sandyard.kit import telemetry
 from sandyard.kit.clock import Clock
 from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import make_storable
@@ -102,17 +103,17 @@ class Attempts:
         created = []
         for index, (agent, model) in enumerate(wanted):
             attempt = Attempt(
-                id=ordered_id("att_"),
+                id=make_ordered_id("att_"),
                 task_id=task.id,
                 project_id=task.project_id,
                 owner_id=owner_id,
                 number=after + 1 + index,
-                session_id=ordered_id("ses_"),
+                session_id=make_ordered_id("ses_"),
                 agent=agent,
                 model=model,
                 status=AttemptStatus.QUEUED,
                 round=1,
-                work={"kind": RoundKind.TASK, "solo": len(wanted) == 1, "place": index},
+                work={"kind": RoundKind.TASK, "solo": len(wanted) == 1, "place": index, **_make_trace_input()},
                 detail={},
                 queued_at=now,
                 updated_at=now,
@@ -125,7 +126,7 @@ class Attempts:
     async def _list_requested_agents(self, tx: Transaction, task: Task) -> list[tuple[str, str | None]]:
         """Return the agent and model of each attempt the task asks for."""
         project = await tx.session.get(Project, task.project_id)
-        defaults = ProjectSettings.of(project).agent if project is not None else AgentSettings()
+        defaults = ProjectSettings.from_project(project).agent if project is not None else AgentSettings()
         default = await find_default_agent(tx.session, project, self._settings)
         found = []
         for attempt in task.attempts or [{}]:
@@ -152,20 +153,20 @@ class Attempts:
         is retried with them. If the task now asks for another agent, that agent continues.
         """
         log.info("attempt_sent_back", task=task.id, attempt=attempt.number, automatic=automatic)
-        said: MessageToAgent = {
+        message: MessageToAgent = {
             "words": make_storable(words)[:MAX_PENDING_CHARACTERS],
             "by": by,
             "automatic": automatic,
         }
         if about is not None:
-            said["about"] = make_storable(about)[:MAX_ABOUT_CHARACTERS]
+            message["about"] = make_storable(about)[:MAX_ABOUT_CHARACTERS]
         if attempt.status in ACTIVE_ATTEMPTS:
-            attempt.detail = {**attempt.detail, "pending": [*attempt.detail.get("pending", []), said]}
+            attempt.detail = {**attempt.detail, "pending": [*attempt.detail.get("pending", []), message]}
         elif attempt.status == AttemptStatus.FAILED:
-            await self.retry(tx, task, only=attempt.id, said=said)
+            await self.retry(tx, task, only=attempt.id, message=message)
         else:
             await self._hand_over(tx, task, [attempt])
-            self._queue_next_round(tx, attempt, RoundKind.FEEDBACK, {"said": [said]})
+            self._queue_next_round(tx, attempt, RoundKind.FEEDBACK, {"said": [message]})
 
     @staticmethod
     def has_room(attempt: Attempt, words: str) -> bool:
@@ -181,11 +182,17 @@ class Attempts:
     def _queue_next_round(self, tx: Transaction, attempt: Attempt, kind: RoundKind, work: RoundInput) -> None:
         attempt.round += 1
         kept: RoundInput = {"solo": attempt.work.get("solo", True), "place": attempt.work.get("place")}
-        attempt.work = {"kind": kind, **kept, **work}
+        attempt.work = {"kind": kind, **kept, **work, **_make_trace_input()}
         attempt.status, attempt.step, attempt.queued_at = AttemptStatus.QUEUED, None, utc_now()
         attempt.error = attempt.error_code = attempt.cancel_at = attempt.finished_at = None
         attempt.updated_at = attempt.queued_at
         emit_attempt_event(tx, attempt, "attempt.queued", round=attempt.round, work=kind)
+
+    async def find_traceparent(self, attempt_id: str) -> str | None:
+        """Return the span of the request that started the current round."""
+        async with self._database.reading() as session:
+            attempt = await session.get(Attempt, attempt_id)
+        return None if attempt is None else attempt.work.get("traceparent")
 
     def nudge(self) -> None:
         """Signal a change, so that the queue is checked."""
@@ -211,11 +218,11 @@ class Attempts:
         self.nudge()
 
     async def retry(
-        self, tx: Transaction, task: Task, *, only: str | None = None, said: MessageToAgent | None = None
+        self, tx: Transaction, task: Task, *, only: str | None = None, message: MessageToAgent | None = None
     ) -> list[Attempt]:
         """Retry failed and cancelled attempts from their existing work. Call `nudge` afterwards.
 
-        The task's row must be locked. `only` selects one attempt; `said` is a message for the agents. If the task now asks for another
+        The task's row must be locked. `only` selects one attempt; `message` is a message for the agents. If the task now asks for another
         agent, that agent continues.
         """
         ended = (AttemptStatus.FAILED, AttemptStatus.CANCELLED)
@@ -228,7 +235,7 @@ class Attempts:
         await self._hand_over(tx, task, rows)
         for row in rows:
             # it is unknown whether the agent has read them
-            words = _keep_newest([*row.work.get("said", ()), *([said] if said is not None else [])])
+            words = _keep_newest([*row.work.get("said", ()), *([message] if message is not None else [])])
             work: RoundInput = {"ended": row.error}
             if words:
                 work["said"] = words
@@ -264,9 +271,8 @@ class Attempts:
             others = [row for row in rows if row is not picked and row.status != AttemptStatus.ARCHIVED]
             for row in others:
                 set_attempt_status(tx, row, AttemptStatus.ARCHIVED)
-            self._queue_next_round(
-                tx, picked, RoundKind.PUBLISH, {"solo": True}
-            )  # later rounds of it are published too
+            # later rounds of it are published too
+            self._queue_next_round(tx, picked, RoundKind.PUBLISH, {"solo": True})
         for row in others:
             self.release_sandbox(row.session_id, row.project_id, archive=True)
         self.nudge()
@@ -371,7 +377,7 @@ class Attempts:
         waiting, limits = await self._list_queued()
         while waiting := [row for row in waiting if self._find_obstacle(row, limits[row.project_id], counts) is None]:
             firsts = {row.owner_id: row for row in reversed(waiting)}.values()  # each user's next one
-            row = min(firsts, key=lambda one: (counts[one.owner_id], one.queued_at, one.id))
+            row = min(firsts, key=lambda row: (counts[row.owner_id], row.queued_at, row.id))
             waiting.remove(row)
             async with self._database.transaction() as tx:
                 known = await tx.session.get(Attempt, row.id, with_for_update=True)
@@ -391,7 +397,7 @@ class Attempts:
                 return [], {}
             projects = await session.scalars(select(Project).where(Project.id.in_({row.project_id for row in rows})))
             limits = {
-                project.id: _ProjectLimit(project.name, ProjectSettings.of(project).tasks.parallel)
+                project.id: _ProjectLimit(project.name, ProjectSettings.from_project(project).tasks.parallel)
                 for project in projects
             }
             return [row for row in rows if row.project_id in limits], limits
@@ -478,11 +484,11 @@ class Attempts:
         self._tasks.spawn(self._sandbox_release.release(session_id, project_id, archive=archive))
 
 
-def _keep_newest(said: Sequence[MessageToAgent]) -> list[MessageToAgent]:
+def _keep_newest(messages: Sequence[MessageToAgent]) -> list[MessageToAgent]:
     """Return the newest messages for one round: at most MAX_PENDING_MESSAGES, with MAX_PENDING_CHARACTERS in total."""
     kept: list[MessageToAgent] = []
     left = MAX_PENDING_CHARACTERS
-    for message in reversed(said[-MAX_PENDING_MESSAGES:]):
+    for message in reversed(messages[-MAX_PENDING_MESSAGES:]):
         left -= len(message["words"])
         if left < 0 and kept:
             break
@@ -524,3 +530,8 @@ def _select_queue(query: Select[*Columns]) -> Select[*Columns]:
     )
     query = query.outerjoin(counts, counts.c.owner_id == Attempt.owner_id)
     return query.order_by(func.coalesce(counts.c.count, 0) + place, Attempt.queued_at, Attempt.id)
+
+
+def _make_trace_input() -> RoundInput:
+    traceparent = telemetry.traceparent()
+    return {} if traceparent is None else {"traceparent": traceparent}

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Attempt, Project, Task
@@ -129,7 +129,7 @@ class Tasks:
             raise ConflictError(f"Project {project.id} is archived, so no tasks can be added.")
         now = get_time(self._clock)
         task = Task(
-            id=ordered_id("tsk_"),
+            id=make_ordered_id("tsk_"),
             project_id=project.id,
             created_by=created_by,
             status=Column.BACKLOG,
@@ -215,7 +215,7 @@ class Tasks:
             seen,
             asks,
             wanted,
-            who=caller.user_id,
+            user_id=caller.user_id,
             only=only,
             offset=offset,
             limit=limit,
@@ -343,7 +343,7 @@ class Tasks:
         starts. `message` is sent to the agents; `attempt_id` selects one attempt. Raises ConflictError if no attempt can continue with them.
         If all attempts belong to a user who was disabled or left the project, the task starts over for the caller.
         """
-        said: MessageToAgent | None = (
+        message_to_agent: MessageToAgent | None = (
             {"words": message, "by": caller.name, "automatic": False} if message is not None else None
         )
         async with self._database.transaction() as tx:
@@ -358,7 +358,7 @@ class Tasks:
                 )
             continues = task.status in _ACTIVE_COLUMNS or (task.status == Column.CANCELLED and left is not None)
             if continues and not abandoned:
-                await self._continue_attempts(tx, project, task, attempt_id, said)
+                await self._continue_attempts(tx, project, task, attempt_id, message_to_agent)
             else:
                 if message is not None or attempt_id is not None:
                     raise ConflictError(
@@ -385,18 +385,18 @@ class Tasks:
             project, task = await self._lock_task(tx, caller, attempt.task_id)
             await tx.session.refresh(attempt)  # it may have been retried before the board was locked
             if task.status in _ACTIVE_COLUMNS and attempt.status == AttemptStatus.FAILED:
-                said: MessageToAgent = {
+                message: MessageToAgent = {
                     "words": write_allowance(titles),
                     "by": caller.name,
                     "automatic": False,
                     "resume": True,
                 }
-                await self._continue_attempts(tx, project, task, attempt.id, said)
+                await self._continue_attempts(tx, project, task, attempt.id, message)
         self._attempts.nudge()
         return True
 
     async def _continue_attempts(
-        self, tx: Transaction, project: Project, task: Task, attempt_id: str | None, said: MessageToAgent | None
+        self, tx: Transaction, project: Project, task: Task, attempt_id: str | None, message: MessageToAgent | None
     ) -> None:
         """Continue attempts that failed or were stopped. Raises like `move`."""
         moves.require_unarchived(project)
@@ -404,7 +404,7 @@ class Tasks:
             await self._moves.require_startable(tx, project, task)
         elif task.status == Column.IN_PROGRESS and task.error is not None:
             await self._moves.require_room(tx, project, Column.IN_PROGRESS)
-        await self._attempts.retry(tx, task, only=attempt_id, said=said)
+        await self._attempts.retry(tx, task, only=attempt_id, message=message)
         await self.advance(tx, task, Column.IN_PROGRESS)
 
     async def _lock_task(self, tx: Transaction, caller: Principal, task_id: str) -> tuple[Project, Task]:

@@ -106,12 +106,6 @@ class Cards:
             for task in (now.get(task.id, task) for task in tasks)  # the given row, if it was deleted meanwhile
         ]
 
-    async def list_attempt_cards(self, rows: Sequence[Attempt]) -> list[AttemptCard]:
-        """Return attempts with their steps."""
-        async with self._database.reading() as session:
-            _, pulls = await _load_pull_requests(session, [], rows)
-            return await self._build_attempt_cards(session, rows, pulls, steps=True)
-
     async def get_titles(self, task_ids: Sequence[str]) -> dict[str, str]:
         async with self._database.reading() as session:
             rows = (await session.execute(select(Task.id, Task.title).where(Task.id.in_(task_ids)))).all()

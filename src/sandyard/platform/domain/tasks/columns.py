@@ -134,19 +134,19 @@ async def read_board(
     asks: ColumnElement[bool],
     wanted: BoardFilter,
     *,
-    who: str,
+    user_id: str,
     only: Column | None,
     offset: int,
     limit: int,
 ) -> BoardPage:
     """Read `limit` tasks of each column, or of one column, from `offset` on.
 
-    `seen` is the condition for the board's tasks, `asks` the one for sessions whose questions count, `who` the user. With several projects:
+    `seen` is the condition for the board's tasks, `asks` the one for sessions whose questions count. With several projects:
     the first task of each, then the second of each, and so on.
     """
     columns = [only] if only is not None else list(Column)
     is_filtered = wanted != BoardFilter()
-    async with database.searching(who) if is_filtered else database.reading() as session:
+    async with database.searching(user_id) if is_filtered else database.reading() as session:
         counts = await _count_tasks(session, seen)
         failed = await session.scalar(select(func.count()).select_from(Task).where(seen, is_failed())) or 0
         totals = {column: sum(counts[column].values()) for column in columns}
@@ -277,7 +277,7 @@ async def _find_matching(
         found = set(await session.scalars(select(Task.id).where(seen, *words)))
     if wanted.agent is not None or wanted.show is not None:
         asked = await _list_sessions_with_questions(session, asks) if wanted.show == Show.NEEDS_YOU else set[str]()
-        tests: dict[Show, Callable[[_TaskFacts], bool]] = {
+        predicates: dict[Show, Callable[[_TaskFacts], bool]] = {
             Show.RUNNING: lambda facts: facts.is_running,
             Show.FAILED: lambda facts: facts.has_failed,
             Show.NEEDS_YOU: lambda facts: facts.needs_person(asked),
@@ -286,7 +286,7 @@ async def _find_matching(
             id_
             for id_, facts in (await _load_facts(session, _narrow_condition(seen, wanted.show))).items()
             if (wanted.agent is None or wanted.agent in facts.agents)
-            and (wanted.show is None or tests[wanted.show](facts))
+            and (wanted.show is None or predicates[wanted.show](facts))
         }
         found = known if found is None else found & known
     return found if found is not None else set(await session.scalars(select(Task.id).where(seen)))

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from dbos import DBOS, DBOSConfig, SetWorkflowID, WorkflowSerializationFormat
 from sqlalchemy.engine import make_url
 
+from sandyard.kit import telemetry
 from sandyard.kit.logging import get_logger
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 
@@ -51,10 +52,18 @@ class Durable:
     It opens on first use and then continues workflows that an earlier process left unfinished.
     """
 
-    def __init__(self, database_url: str, executor_id: str, run_round: RoundFunction) -> None:
+    def __init__(
+        self,
+        database_url: str,
+        executor_id: str,
+        run_round: RoundFunction,
+        find_traceparent: Callable[[str], Awaitable[str | None]] | None = None,
+    ) -> None:
+        """`find_traceparent` returns the span that started the current round of an attempt."""
         self._url = database_url
         self._executor_id = executor_id
         self._run_round = run_round
+        self._find_traceparent = find_traceparent
         self._main_loop = asyncio.get_running_loop()
         self._open_lock = asyncio.Lock()
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -108,11 +117,16 @@ class Durable:
 
     async def run(self, attempt_id: str, number: int) -> None:
         """Run a workflow, on the DBOS loop."""
-        await self._run_round(self._run_step, attempt_id, number)
+        parent = None
+        if telemetry.is_enabled() and self._find_traceparent is not None:
+            parent = await self._run_on_main_loop(self._find_traceparent(attempt_id))
+        with telemetry.span("round", parent=parent, attempt=attempt_id, round=number):
+            await self._run_round(self._run_step, attempt_id, number)
 
     async def _run_step(self, name: str, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         async def work() -> T:
-            return await self._run_on_main_loop(function(*arguments))
+            with telemetry.span(f"step.{name}"):
+                return await self._run_on_main_loop(function(*arguments))
 
         return await DBOS.run_step_async({"name": name}, work)
 

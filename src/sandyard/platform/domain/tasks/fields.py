@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import unicodedata
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
+from sandyard.kit.hidden_characters import make_one_line
 from sandyard.platform.domain.projects.model import BudgetSettings
 from sandyard.platform.domain.repositories.ref_names import MAX_NAME_LENGTH, find_name_error
 
 MAX_TITLE, MAX_DESCRIPTION, MAX_ATTEMPTS, MAX_NEEDS, MAX_FEEDBACK = 300, 100_000, 8, 50, 50_000
 PRIORITIES = (-100, 100)
-_CONTROL_CATEGORIES = frozenset(("Cc", "Cs", "Zl", "Zp"))
-_BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
 def _validate_branch(name: str) -> str:
@@ -25,11 +23,7 @@ def _validate_branch(name: str) -> str:
 
 def _make_one_line(title: str) -> str:
     """Make the title one visible line, because it becomes a commit subject, a branch name and a line on a terminal."""
-    seen = "".join(
-        " " if unicodedata.category(character) in _CONTROL_CATEGORIES or character in _BIDI_CONTROLS else character
-        for character in title
-    )
-    if not (line := " ".join(seen.split())):
+    if not (line := make_one_line(title)):
         raise ValueError("Must contain a visible character")
     return line
 

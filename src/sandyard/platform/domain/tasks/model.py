@@ -31,7 +31,7 @@ class AttemptStatus(StrEnum):
     ARCHIVED = "archived"
 
     @property
-    def over(self) -> bool:
+    def is_final(self) -> bool:
         return self not in OPEN_ATTEMPTS
 
 

@@ -59,7 +59,7 @@ class BoardAttempts(Protocol):
     def nudge(self) -> None: ...
     async def cancel(self, task_id: str) -> None: ...
     async def retry(
-        self, tx: Transaction, task: Task, *, only: str | None = None, said: MessageToAgent | None = None
+        self, tx: Transaction, task: Task, *, only: str | None = None, message: MessageToAgent | None = None
     ) -> list[Attempt]: ...
     async def get_queue_positions(self) -> dict[str, int]: ...
 
@@ -232,7 +232,7 @@ class Moves:
 
     async def require_room(self, tx: Transaction, project: Project, column: Column) -> None:
         """Raise ColumnFullError if the column is full. Failed tasks do not count, because nobody works on them."""
-        limits = ProjectSettings.of(project).tasks.wip_limits
+        limits = ProjectSettings.from_project(project).tasks.wip_limits
         limit = next((most for name, most in limits.items() if name == column), None)
         if limit is not None:
             counted = select(func.count()).where(Task.project_id == project.id, Task.status == column, ~is_failed())

@@ -18,6 +18,8 @@ HANDED_OVER = (
     "Another agent has worked on this task before you. Look at the existing work, and do what was asked since:"
 )
 
+SANDBOX_LOST = "Its sandbox was lost and replaced, with the work that was saved last"
+
 
 def format_message(text: str) -> TextPart:
     return {"type": "text", "text": text}
@@ -30,7 +32,7 @@ def format_notice(text: str, about: Literal["task", "failure", "resume"] = "task
 
 def format_task(task: Task, project: Project, branch: str, *, agents_md: bool) -> list[TextPart]:
     """Return the task in its author's words, and a description of the agent's environment."""
-    settings = ProjectSettings.of(project)
+    settings = ProjectSettings.from_project(project)
     words = task.title if not task.description.strip() else f"{task.title}\n\n{task.description}"
     lines = [
         f"You are working in a checkout of {project.name!r}, on your own branch {branch!r}.",

@@ -18,7 +18,7 @@ from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Ask, Attempt, Message, Project, Session, Setting, Task
-from sandyard.platform.domain.agents.json_columns import Feedback, answer_of, detail_of
+from sandyard.platform.domain.agents.json_columns import Feedback, get_answer, get_ask_detail
 from sandyard.platform.domain.agents.model import AskStatus
 from sandyard.platform.domain.agents.questions.asks import (
     SEND,
@@ -81,7 +81,7 @@ class Reviews:
                 saved = await self._load_position()
                 subscription = await self._feed.subscribe(_PLATFORM, after=saved)
                 while not subscription.ended:
-                    for event in await subscription.batch():
+                    for event in await subscription.wait_for_batch():
                         if event.kind in _KINDS:
                             await self._handle_safely(event)
                     if subscription.position - saved > _SAVE_EVERY:
@@ -184,7 +184,7 @@ class Reviews:
 
     async def _handle_close(self, tx: Transaction, task: Task, attempt: Attempt) -> list[Attempt]:
         """Handle a pull request that was closed. If nothing else can be reviewed, the task is cancelled."""
-        if AttemptStatus(attempt.status).over:
+        if AttemptStatus(attempt.status).is_final:
             return []
         await _withdraw_questions(tx, attempt.session_id)
         set_attempt_status(tx, attempt, AttemptStatus.ARCHIVED, error="The pull request was closed without merging.")
@@ -205,7 +205,7 @@ class Reviews:
         session = await tx.session.get(Session, attempt.session_id)
         if project is None or (session is not None and not await owner_has_access(tx.session, session)):
             return
-        settings = ProjectSettings.of(project).tasks
+        settings = ProjectSettings.from_project(project).tasks
         text = await self._read_text(tx, event)
         if event.kind == "pull_request.checks_failed":
             rounds = int(attempt.detail.get("automatic", 0))
@@ -230,8 +230,8 @@ class Reviews:
     async def _handle_answer(self, tx: Transaction, event: EventView, task: Task, attempt: Attempt) -> None:
         """Send feedback that a person has approved."""
         ask = await tx.session.get(Ask, str(event.data.get("askId")))
-        feedback = detail_of(ask).get("feedback") if ask is not None and ask.run_id is None else None
-        if ask is None or feedback is None or answer_of(ask).get("optionId") != SEND:
+        feedback = get_ask_detail(ask).get("feedback") if ask is not None and ask.run_id is None else None
+        if ask is None or feedback is None or get_answer(ask).get("optionId") != SEND:
             return
         if attempt.status in _ANSWERABLE and task.status in (Column.IN_PROGRESS, Column.IN_REVIEW):
             about = feedback.get("about")
@@ -265,8 +265,8 @@ class Reviews:
         ]
         if kind == "check":
             parts = [{**part, "text": truncate(part["text"], _MAX_CHECK_TEXT)} for part in parts[:_MAX_CHECKS]]
-        said = [_quote(part) for part in parts] or [_quote(event.data)]
-        return "\n\n".join([_HEADINGS[event.kind].format(number=event.data.get("number")), *said])
+        quotes = [_quote(part) for part in parts] or [_quote(event.data)]
+        return "\n\n".join([_HEADINGS[event.kind].format(number=event.data.get("number")), *quotes])
 
 
 _HEADINGS = {
@@ -284,7 +284,7 @@ _UNTRUSTED_NOTICE = (
 
 
 class _Reason(StrEnum):
-    """Why a person must approve feedback before the agent gets it."""
+    """The reason why a person must approve feedback before the agent gets it."""
 
     NO_ACCESS = "no_write_access"
     ROUNDS = "rounds"
@@ -307,7 +307,7 @@ async def _ask_person(tx: Transaction, event: EventView, attempt: Attempt, reaso
     waiting = [
         message
         for message in await list_pending_feedback(tx, session.id)
-        if detail_of(message)["feedback"].get("reason") == reason
+        if get_ask_detail(message)["feedback"].get("reason") == reason
     ]
     if len(waiting) >= MAX_OPEN_QUESTIONS:
         log.warning("feedback_not_asked", attempt=attempt.id, reason=reason)
@@ -352,8 +352,12 @@ def _mentions_agent(text: str, mention: str, agent: str) -> bool:
     return mention.lower() in text or f"@{agent.lower()}" in text
 
 
-def _quote(said: Mapping[str, Any]) -> str:
-    where = f" on {said['path']}" + (f", line {said['line']}" if said.get("line") else "") if said.get("path") else ""
-    text = remove_invisible(str(said.get("text") or "")).strip() or "(without words)"
+def _quote(remark: Mapping[str, Any]) -> str:
+    where = (
+        f" on {remark['path']}" + (f", line {remark['line']}" if remark.get("line") else "")
+        if remark.get("path")
+        else ""
+    )
+    text = remove_invisible(str(remark.get("text") or "")).strip() or "(without words)"
     quoted = "\n".join(f"> {line}" for line in text.splitlines())
-    return f"{said.get('author') or 'A check'}{where}:\n{quoted}"
+    return f"{remark.get('author') or 'A check'}{where}:\n{quoted}"

@@ -17,20 +17,27 @@ from sqlalchemy import and_, bindparam, select
 from sandyard.kit.errors import NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database, Transaction
-from sandyard.platform.db.models import Attempt, Project, Session, Step, Task, User
+from sandyard.platform.db.models import Attempt, Project, Sandbox, Session, Step, Task, User
 from sandyard.platform.db.models.task_details import StepDetail
 from sandyard.platform.db.retry import TEMPORARY_ERRORS, retry_while_database_unavailable
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.service import owner_has_access
 from sandyard.platform.domain.sandboxes.commands import StoppingError
-from sandyard.platform.domain.sandboxes.model import OwnerWithoutAccessError, utc_now
+from sandyard.platform.domain.sandboxes.model import (
+    SANDBOX_LOST,
+    OwnerWithoutAccessError,
+    SandboxDestroyedError,
+    Status,
+    utc_now,
+)
 from sandyard.platform.domain.tasks import prompts
 from sandyard.platform.domain.tasks.attempt_records import emit_attempt_event, lock_attempt
 from sandyard.platform.domain.tasks.attempts import Attempts
 from sandyard.platform.domain.tasks.board import Tasks
 from sandyard.platform.domain.tasks.durable import StepRunner
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column, RoundKind, StepName
-from sandyard.platform.domain.tasks.steps import CancelledStep, StepContext, StepFailure, StepKey, StepResult, Steps
+from sandyard.platform.domain.tasks.step_support import CancelledStep, StepContext, StepFailure, StepKey, StepResult
+from sandyard.platform.domain.tasks.steps import Steps
 from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
@@ -40,6 +47,8 @@ _INTERNAL: StepFailure = {
     "code": "internal",
     "message": "Internal error in this step; see the platform's log. Retry the task.",
 }
+MAX_LOSSES = 3
+"""How many times a round starts again because its sandbox was lost."""
 _CANCELLED: StepResult = {"failed": {"code": "cancelled", "message": "The task was stopped."}}
 
 
@@ -87,36 +96,50 @@ class Rounds:
 
         try:
             plan = await run_durably("begin", self._plan_round, attempt_id, number)
-            if plan["kind"] != RoundKind.PUBLISH:
-                await self._run_work_steps(run_step, plan, number)
-            if plan["kind"] == RoundKind.PUBLISH or plan["solo"]:
-                await self._run_publish_steps(run_step, plan, number)
-                await run_durably("rest", self._finish, attempt_id, number, AttemptStatus.IN_REVIEW)
-            else:
-                await run_durably("rest", self._finish, attempt_id, number, AttemptStatus.READY)
+            publishes = plan["kind"] == RoundKind.PUBLISH or plan["solo"]
+            await self._run_steps(run_step, plan, publishes=publishes)
+            status = AttemptStatus.IN_REVIEW if publishes else AttemptStatus.READY
+            await run_durably("rest", self._finish, attempt_id, number, status)
         except _StepFailedError as error:
             await run_durably("fail", self._fail, attempt_id, number, error.failure)
         except Exception as error:  # a step failed without returning a result
             log.error("round_crashed", attempt=attempt_id, exc=error)  # noqa: TRY400
             await run_durably("fail", self._fail, attempt_id, number, _INTERNAL)
 
-    async def _run_work_steps(self, run_step: StepFunction, plan: RoundPlan, number: int) -> None:
+    async def _run_steps(self, run_step: StepFunction, plan: RoundPlan, *, publishes: bool) -> None:
+        """Run the steps. If the sandbox is lost, they start again in a new one, from the work that was saved last."""
+        for losses in range(MAX_LOSSES + 1):
+            try:
+                if plan["kind"] != RoundKind.PUBLISH:
+                    await self._run_work_steps(run_step, plan, losses)
+                if publishes:
+                    await self._run_publish_steps(run_step, plan, losses)
+            except _StepFailedError as error:
+                if error.failure["code"] != SANDBOX_LOST or losses == MAX_LOSSES:
+                    raise
+            else:
+                return
+
+    async def _run_work_steps(self, run_step: StepFunction, plan: RoundPlan, losses: int) -> None:
         prepared: StepResult = {}
-        if plan["fresh"]:
+        if plan["fresh"] and not losses:
             prepared = await run_step(StepName.SETUP, self._steps.setup)
         await run_step(StepName.PROVISION, self._steps.provision, preparation=prepared.get("preparation"))
         await run_step(StepName.CHECKOUT, self._steps.checkout)
-        await run_step(StepName.AGENT, self._steps.agent, turn="agent", prompt=None)
+        suffix = f"/loss-{losses}" if losses else ""
+        again = {"after_loss": True} if losses else {}
+        await run_step(StepName.AGENT, self._steps.agent, turn=f"agent{suffix}", prompt=None, **again)
         for fix in range(plan["fixes"] + 1):
             verified = await run_step(StepName.VERIFY, self._steps.verify)
             if verified["ok"]:
                 break
             if fix == plan["fixes"]:
                 raise _StepFailedError({"code": "verify_failed", "message": verified["message"]})
-            await run_step(StepName.AGENT, self._steps.agent, turn=f"verify-{fix + 1}", prompt=verified["words"])
+            turn = f"verify-{fix + 1}{suffix}"
+            await run_step(StepName.AGENT, self._steps.agent, turn=turn, prompt=verified["words"])
         await run_step(StepName.COMMIT, self._steps.commit)
 
-    async def _run_publish_steps(self, run_step: StepFunction, plan: RoundPlan, number: int) -> None:
+    async def _run_publish_steps(self, run_step: StepFunction, plan: RoundPlan, losses: int) -> None:
         """Publish the work. Commits that violate the project's convention go back to the agent."""
         if plan["kind"] == RoundKind.PUBLISH:
             await run_step(StepName.PROVISION, self._steps.provision, preparation=None)
@@ -129,7 +152,7 @@ class Rounds:
             await run_step(
                 StepName.AGENT,
                 self._steps.agent,
-                turn=f"reword-{fix + 1}",
+                turn=f"reword-{fix + 1}" + (f"/loss-{losses}" if losses else ""),
                 prompt=prompts.format_refusal(pushed["message"]),
             )
         await run_step(StepName.PULL_REQUEST, self._steps.pull_request)
@@ -169,8 +192,32 @@ class Rounds:
         except Exception as error:
             log.error("step_crashed", attempt=attempt_id, step=name, exc=error)  # noqa: TRY400
             result = {"failed": _INTERNAL}
+        failure = result.get("failed")
+        if failure is not None:
+            result = {"failed": await self._explain_by_sandbox(attempt_id, failure)}
         await self._record_step_finished(step_key, result)
         return result
+
+    async def _explain_by_sandbox(self, attempt_id: str, failure: StepFailure) -> StepFailure:
+        """Return the failure with the code SANDBOX_LOST if the engine has lost the sandbox of the attempt's session. If a person has
+        deleted it, its loss is no reason to begin again."""
+        query = (
+            select(Sandbox.status, Sandbox.error_code, Sandbox.destroy_requested_at)
+            .join(Session, Session.sandbox_id == Sandbox.id)
+            .join(Attempt, Attempt.session_id == Session.id)
+            .where(Attempt.id == attempt_id, Attempt.cancel_at.is_(None))
+        )
+        async with self._database.reading() as session:
+            found = (await session.execute(query.limit(1))).first()
+        code = failure["code"]
+        if found is None:
+            return failure
+        status, error_code, destroy_requested_at = found
+        if status == Status.DESTROYED or destroy_requested_at is not None:
+            code = SandboxDestroyedError.code if code == SANDBOX_LOST else code
+        elif status == Status.ERROR and error_code == SANDBOX_LOST:
+            code = SANDBOX_LOST
+        return {"code": code, "message": failure["message"]}
 
     async def record_step_started(self, step_key: StepKey, name: StepName) -> tuple[StepContext, StepDetail] | None:
         """Record that the step started. Returns its context and saved details, or None if the attempt is no longer in this round."""
@@ -234,7 +281,7 @@ class Rounds:
             "kind": attempt.work["kind"],
             "solo": attempt.work.get("solo", True),
             "fresh": existing is None or attempt.round == 1,
-            "fixes": ProjectSettings.of(project).verify.fixes,
+            "fixes": ProjectSettings.from_project(project).verify.fixes,
         }
 
     # the end -----------------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class SandboxRelease:
             row = await self._lifecycle.repository.get(session.sandbox_id)
             if row.status not in LIVE:
                 return
-            if project is not None and ProjectSettings.of(project).tasks.finished == "pause":
+            if project is not None and ProjectSettings.from_project(project).tasks.finished == "pause":
                 await self._lifecycle.pause(row)
             else:
                 await self._lifecycle.destroy(row)

@@ -1,6 +1,6 @@
 """Schedules: tasks created repeatedly at cron times.
 
-Each time creates one task, even with several platforms and crashes: whoever advances `next_at` creates the task in the same transaction.
+Each time creates one task, even with several platforms and crashes, because advancing `next_at` and creating the task are one transaction.
 Times missed while no platform was running, or because there was too much to do, are made up for by a single task. The event of its run
 says how many there were (`missed`).
 """
@@ -16,7 +16,7 @@ from sqlalchemy import case, func, select, update
 
 from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError, SandyardError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.kit.times import rfc3339
@@ -97,7 +97,7 @@ class Schedules:
         await self._board.check_agents(caller.user_id, task)
         now = get_time(self._clock)
         row = Schedule(
-            id=ordered_id("sch_"),
+            id=make_ordered_id("sch_"),
             project_id=project.id,
             owner_id=caller.user_id,
             name=name,

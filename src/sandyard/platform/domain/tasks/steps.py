@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypedDict, TypeVar
 from weakref import WeakValueDictionary
 
 from sqlalchemy import select
@@ -24,7 +22,6 @@ from sandyard.kit.text import make_json_storable
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import (
-    AgentRun,
     Ask,
     Attempt,
     Checkpoint,
@@ -32,11 +29,9 @@ from sandyard.platform.db.models import (
     GitOperation,
     Preparation,
     PreparationStatus,
-    Project,
     Sandbox,
     Session,
     Step,
-    Task,
     Turn,
 )
 from sandyard.platform.db.models.message_parts import TextPart
@@ -57,12 +52,9 @@ from sandyard.platform.domain.models.service import Models
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.preparations.model import Progress
 from sandyard.platform.domain.preparations.service import Preparations
-from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.e2b import (
-    EngineError,
     EngineInvalidError,
-    EngineQuotaError,
     SandboxNotFoundError,
     TemplateNotFoundError,
 )
@@ -71,18 +63,21 @@ from sandyard.platform.domain.sandboxes.model import CommandStatus, NewCommand, 
 from sandyard.platform.domain.sessions.service import Sessions, TaskCopy
 from sandyard.platform.domain.tasks import prompts
 from sandyard.platform.domain.tasks.attempt_records import emit_attempt_event
-from sandyard.platform.domain.tasks.model import AttemptStatus, RoundKind
+from sandyard.platform.domain.tasks.model import RoundKind
 from sandyard.platform.domain.tasks.moves import ACTIVE_ATTEMPTS
 from sandyard.platform.domain.tasks.source_sessions import SourceSessionError
-from sandyard.platform.domain.users.model import Principal
+from sandyard.platform.domain.tasks.step_support import (
+    CANCEL_CHECK_S,
+    ENGINE_RETRY_S,
+    CancelledStep,
+    StepContext,
+    StepKey,
+    StepResult,
+    StepSupport,
+)
+from sandyard.platform.domain.tasks.task_prompts import TaskPrompts
 
 log = get_logger(__name__)
-T = TypeVar("T")
-StepKey = tuple[str, int, int]
-"""Attempt, round and number of a step: the key of its row."""
-
-ENGINE_RETRY_S = 900.0
-"""How long the engine may be unavailable before a step gives up."""
 MAX_REFUSALS = 3
 """How often the engine may refuse to create a sandbox: a snapshot may be missing, and then the template in its place."""
 REFUSED_CODES = frozenset(
@@ -93,46 +88,10 @@ MAX_RESTARTS = 3
 """How often a sandbox may be restarted during a step, which then continues from its files."""
 KILL_TIMEOUT_S = 15.0
 """How long a killed check may take to exit before its changes are undone anyway."""
-CANCEL_CHECK_S = 1.0
-"""How often a long step checks for cancellation."""
 _TURN_FAILURES = {
     TurnStatus.CANCELLED: ("cancelled", "The agent was stopped."),
     TurnStatus.OVER_BUDGET: ("over_budget", "The budget is used up."),
 }
-
-
-class StepFailure(TypedDict):
-    code: str
-    message: str
-
-
-class StepResult(TypedDict, total=False):
-    """The result of a step, which the workflow records. Only `shown` is visible to people."""
-
-    failed: StepFailure
-    shown: StepDetail
-    preparation: str  # setup
-    ok: bool  # verify, push
-    message: str
-    words: str  # verify: the prompt to fix its failures
-
-
-class CancelledStep(Exception):  # noqa: N818 - no error: somebody asked for it
-    """Cancellation was requested."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepContext:
-    """The attempt, task and project a step works on, and the user it works for."""
-
-    attempt: Attempt
-    task: Task
-    project: Project
-    caller: Principal
-
-    @property
-    def settings(self) -> ProjectSettings:
-        return ProjectSettings.of(self.project)
 
 
 class Steps:
@@ -153,6 +112,7 @@ class Steps:
     ) -> None:
         self._database = database
         self._sessions = sessions
+        self._prompts = TaskPrompts(database, sessions, agents, git)
         self._lifecycle = lifecycle
         self._commands = commands
         self._turns = turns
@@ -161,6 +121,7 @@ class Steps:
         self._preparations = preparations
         self._git = git
         self._pulls = pull_requests
+        self._support = StepSupport(database)
         self._fork_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def setup(self, context: StepContext, step_key: StepKey, saved_detail: StepDetail) -> StepResult:
@@ -173,9 +134,9 @@ class Steps:
             await self._ensure_fork(context, context.task.from_session_id)
             return {"shown": {"sourceSessionId": context.task.from_session_id}}
         profile = await self._require_model(context)
-        prepared = await self._wait_unless_cancelled(
+        prepared = await self._support.wait_unless_cancelled(
             context.attempt.id,
-            self._retry_while_engine_unavailable(lambda: self._prepare(context, profile)),
+            self._support.retry_while_engine_unavailable(lambda: self._prepare(context, profile)),
         )
         return {"preparation": prepared.id, "shown": {"preparationId": prepared.id}}
 
@@ -232,8 +193,8 @@ class Steps:
             try:
                 source = await self._sessions.get_sandbox(context.caller, source_id)
                 await self._wait_for_git_operations(context, source.id)
-                await self._wait_unless_cancelled(
-                    attempt.id, self._retry_while_engine_unavailable(lambda: self._fork(context, source_id))
+                await self._support.wait_unless_cancelled(
+                    attempt.id, self._support.retry_while_engine_unavailable(lambda: self._fork(context, source_id))
                 )
             except (ConflictError, NotFoundError) as error:
                 raise SourceSessionError(source_id, error.message) from None
@@ -280,8 +241,8 @@ class Steps:
             base_branch=context.task.base_branch,
             preparation=prepared,
         )
-        row, sandbox = await self._wait_unless_cancelled(
-            attempt.id, self._retry_while_engine_unavailable(create_session)
+        row, sandbox = await self._support.wait_unless_cancelled(
+            attempt.id, self._support.retry_while_engine_unavailable(create_session)
         )
         started, pause, refusals = time.monotonic(), 2.0, 0
         while True:
@@ -300,13 +261,13 @@ class Steps:
                     f"Could not provision a sandbox: {sandbox.error or 'the previous one is still shutting down'}"
                 )
             if failed or usable:  # a usable one is being deleted
-                await self._wait_unless_cancelled(attempt.id, asyncio.sleep(pause))
+                await self._support.wait_unless_cancelled(attempt.id, asyncio.sleep(pause))
                 pause = min(pause * 1.5, 30.0)
-            await self._raise_if_cancelled(attempt.id)
+            await self._support.raise_if_cancelled(attempt.id)
             if not usable:
                 create_sandbox = partial(self._sessions.provision, context.caller, row.id)
-                row, sandbox = await self._wait_unless_cancelled(
-                    attempt.id, self._retry_while_engine_unavailable(create_sandbox)
+                row, sandbox = await self._support.wait_unless_cancelled(
+                    attempt.id, self._support.retry_while_engine_unavailable(create_sandbox)
                 )
 
     async def checkout(self, context: StepContext, step_key: StepKey, saved_detail: StepDetail) -> StepResult:
@@ -349,7 +310,7 @@ class Steps:
                 return
         saved = await self._git.checkpoint(context.caller, sandbox.id, Reason.TURN)
         self._git.operations.raise_failure(
-            await self._wait_unless_cancelled(context.attempt.id, self._git.operations.wait(saved.id))
+            await self._support.wait_unless_cancelled(context.attempt.id, self._git.operations.wait(saved.id))
         )
 
     async def _repeat_branch_of_copy(
@@ -363,31 +324,38 @@ class Steps:
             user_id=context.caller.user_id,
             **operation.arguments,
         )
-        return await self._wait_unless_cancelled(context.attempt.id, self._git.operations.wait(again.id))
+        return await self._support.wait_unless_cancelled(context.attempt.id, self._git.operations.wait(again.id))
 
     async def agent(
-        self, context: StepContext, step_key: StepKey, saved_detail: StepDetail, *, turn: str, prompt: str | None
+        self,
+        context: StepContext,
+        step_key: StepKey,
+        saved_detail: StepDetail,
+        *,
+        turn: str,
+        prompt: str | None,
+        after_loss: bool = False,
     ) -> StepResult:
-        """Run a turn of the agent with this prompt, or with that of the round.
+        """Run a turn of the agent with this prompt, or with that of the round. `after_loss`: its sandbox replaces a lost one.
 
-        If the sandbox is restarted during the turn, the agent is told to continue from its files, at most RESTARTS times.
+        If the sandbox is restarted during the turn, the agent is told to continue from its files, at most MAX_RESTARTS times.
         """
-        origin, parts = await self._build_prompt(context, prompt)
+        build = self._prompts.build_after_loss(context) if after_loss else self._prompts.build(context, prompt)
+        origin, parts = await build
         row = await self._run_turn(context, step_key, turn, origin, parts)
         for number in range(1, MAX_RESTARTS + 1):
             if row.error_code != SandboxRestartedError.code:
                 break
-            await self._raise_if_cancelled(context.attempt.id)
+            await self._support.raise_if_cancelled(context.attempt.id)
             again = [prompts.format_retry(row.error)]
             row = await self._run_turn(context, step_key, f"{turn}/restart-{number}", origin, again)
         row = await self._follow_refusals(context, step_key, row)
-        ended = await self._turns.end_leftovers(
-            context.attempt.session_id
-        )  # they may hold Git's lock or use all processes
+        # they may hold Git's lock or use all processes
+        ended = await self._turns.end_leftovers(context.attempt.session_id)
         if row.status != TurnStatus.COMPLETED:
-            await self._raise_if_cancelled(context.attempt.id)
-            code, sentence = _TURN_FAILURES.get(TurnStatus(row.status), ("turn_failed", "The agent failed."))
-            return {"failed": {"code": row.error_code or code, "message": row.error or sentence}}
+            await self._support.raise_if_cancelled(context.attempt.id)
+            code, message = _TURN_FAILURES.get(TurnStatus(row.status), ("turn_failed", "The agent failed."))
+            return {"failed": {"code": row.error_code or code, "message": row.error or message}}
         shown: StepDetail = {"turnId": row.id, "stopReason": row.stop_reason}
         if ended:
             shown["leftovers"] = ended
@@ -410,9 +378,9 @@ class Steps:
 
     async def _wait_for_turn(self, context: StepContext, step_key: StepKey, turn_id: str) -> Turn:
         attempt = context.attempt
-        await self._save_detail(step_key, {"turnId": turn_id})
+        await self._support.save_detail(step_key, {"turnId": turn_id})
         try:
-            return await self._wait_unless_cancelled(attempt.id, self._turns.wait(turn_id))
+            return await self._support.wait_unless_cancelled(attempt.id, self._turns.wait(turn_id))
         except CancelledStep:
             # this turn may have been requested after the others were cancelled
             await self._turns.cancel_all(attempt.session_id)
@@ -434,40 +402,6 @@ class Steps:
                 return row
             row = done
 
-    async def _build_prompt(self, context: StepContext, prompt: str | None) -> tuple[Origin, list[TextPart]]:
-        attempt = context.attempt
-        if prompt is not None:
-            return Origin.VERIFY, [prompts.format_notice(prompt, "failure")]
-        kind, origin = attempt.work["kind"], Origin.TASK
-        said = prompts.format_feedback(attempt.work.get("said", ()))
-        if kind == RoundKind.FEEDBACK:
-            origin = Origin.FEEDBACK
-            if await self._has_worked(attempt.session_id, attempt.agent):
-                return origin, said
-            said = [prompts.format_notice(prompts.HANDED_OVER), *said]
-        elif kind == RoundKind.RETRY and await self._has_worked(attempt.session_id):
-            said = [prompts.format_retry(attempt.work.get("ended")), *said]
-            if await self._has_worked(attempt.session_id, attempt.agent):
-                return origin, said
-        profile = await self._agents.profile(attempt.owner_id, attempt.agent)
-        sandbox = await self._sessions.get_sandbox(context.caller, attempt.session_id)
-        row = await self._git.get_checkout(context.caller, sandbox.id)
-        async with self._database.reading() as session:
-            query = select(Preparation.detail).where(
-                Preparation.project_id == context.project.id, Preparation.base_commit == row.base_commit
-            )
-            detail = (await session.scalars(query.limit(1))).first() or {}
-        parts = prompts.format_task(context.task, context.project, row.branch, agents_md=bool(detail.get("agentsMd")))
-        return origin, [*(parts[:1] if profile.demo else parts), *said]
-
-    async def _has_worked(self, session_id: str, agent: str | None = None) -> bool:
-        """Return whether an agent, or this one, has been given the task before and has done something."""
-        async with self._database.reading() as session:
-            query = select(Turn.id).where(Turn.session_id == session_id, Turn.request.is_not(None))
-            if agent is not None:
-                query = query.join(AgentRun, AgentRun.id == Turn.run_id).where(AgentRun.agent == agent)
-            return (await session.scalars(query.limit(1))).first() is not None
-
     async def verify(self, context: StepContext, step_key: StepKey, saved_detail: StepDetail) -> StepResult:
         """Run the verify command in the checkout and undo its changes, so that only the agent's work is committed."""
         verify = context.settings.verify
@@ -479,21 +413,21 @@ class Steps:
         )
         tree: str | None = saved_detail.get("tree")
         if tree is None and command_id is None:
-            tree = await self._retry_while_engine_unavailable(
+            tree = await self._support.retry_while_engine_unavailable(
                 lambda: self._git.record_work_tree(context.caller, sandbox.id)
             )
-            await self._save_detail(step_key, {"tree": tree})
+            await self._support.save_detail(step_key, {"tree": tree})
         new = NewCommand(
             command=verify.command, timeout_s=verify.timeout_seconds, cwd=CHECKOUT_FOLDER, envs={"CI": "true"}
         )
         for _ in range(MAX_RESTARTS + 1):
             if command_id is None:
                 command_id = (
-                    await self._retry_while_engine_unavailable(
+                    await self._support.retry_while_engine_unavailable(
                         lambda: self._commands.execute(context.caller, sandbox.id, new, internal=True)
                     )
                 ).id
-                await self._save_detail(step_key, {"commandId": command_id})
+                await self._support.save_detail(step_key, {"commandId": command_id})
             try:
                 command = await self._wait_for_check(context, command_id)
             except CancelledStep:
@@ -501,7 +435,7 @@ class Steps:
                 raise
             if command.status != CommandStatus.LOST:
                 break
-            await self._raise_if_cancelled(context.attempt.id)
+            await self._support.raise_if_cancelled(context.attempt.id)
             # the sandbox was restarted during the verify command; a restarted platform may have started the next one
             command_id = await self._find_interrupted_check(step_key, sandbox.id, verify.command)
         undone = await self._undo_check(context, sandbox.id, tree)
@@ -523,7 +457,7 @@ class Steps:
             shown["undone"] = {"count": undone.count, "paths": list(undone.paths), "commit": undone.commit}
         if ok:
             return {"ok": True, "shown": shown}
-        await self._raise_if_cancelled(context.attempt.id)
+        await self._support.raise_if_cancelled(context.attempt.id)
         if command.status in (CommandStatus.LOST, CommandStatus.NOT_STARTED):
             raise ConflictError(f"Could not run the verify command `{verify.command}`. {command.error or ''}".strip())
         output = await self._read_output_end(command.id, command.stdout_bytes, command.stderr_bytes)
@@ -538,7 +472,7 @@ class Steps:
         if tree is None:  # the step was started by a version without this
             return None
         await self._ensure_running(sandbox_id)
-        return await self._retry_while_engine_unavailable(
+        return await self._support.retry_while_engine_unavailable(
             lambda: self._git.undo_changes(context.caller, sandbox_id, tree)
         )
 
@@ -554,7 +488,7 @@ class Steps:
     async def _wait_for_check(self, context: StepContext, command_id: str) -> Command:
         """Wait for the verify command. If the attempt is cancelled, kill it and raise CancelledStep."""
         try:
-            return await self._wait_unless_cancelled(context.attempt.id, self._commands.wait(command_id))
+            return await self._support.wait_unless_cancelled(context.attempt.id, self._commands.wait(command_id))
         except CancelledStep:
             await self._commands.kill(context.caller, command_id)
             with contextlib.suppress(TimeoutError):
@@ -577,7 +511,9 @@ class Steps:
         sandbox = await self._sessions.get_sandbox(context.caller, context.attempt.session_id)
         await self._wait_for_git_operations(context, sandbox.id)
         await self._ensure_running(sandbox.id)
-        status = await self._retry_while_engine_unavailable(lambda: self._git.get_status(context.caller, sandbox.id))
+        status = await self._support.retry_while_engine_unavailable(
+            lambda: self._git.get_status(context.caller, sandbox.id)
+        )
         if not status.clean:
             subject = commit_messages.suggest_subject(_describe_round(context.attempt) or context.task.title)
             wanted = await self._git.commit(context.caller, sandbox.id, message=subject)
@@ -587,10 +523,10 @@ class Steps:
                 and (await self._git.get_status(context.caller, sandbox.id)).entries
             ):
                 self._git.operations.raise_failure(done)
-        diff = await self._retry_while_engine_unavailable(
+        diff = await self._support.retry_while_engine_unavailable(
             lambda: self._git.get_diff(context.caller, sandbox.id, patches=False)
         )
-        commits = await self._retry_while_engine_unavailable(
+        commits = await self._support.retry_while_engine_unavailable(
             lambda: self._git.list_commits(context.caller, sandbox.id, limit=1)
         )
         if not commits:
@@ -622,12 +558,12 @@ class Steps:
         page = await self._git.list_operations(context.caller, PageRequest(limit=50), sandbox_id=sandbox_id)
         for operation in reversed(page.items):
             if operation.status in OPEN_STATUSES:
-                await self._wait_unless_cancelled(context.attempt.id, self._git.operations.wait(operation.id))
+                await self._support.wait_unless_cancelled(context.attempt.id, self._git.operations.wait(operation.id))
 
     async def _ensure_running(self, sandbox_id: str) -> None:
         """Resume the sandbox if it is paused."""
         row = await self._lifecycle.repository.get(sandbox_id)
-        await self._retry_while_engine_unavailable(lambda: self._lifecycle.ensure_running(row))
+        await self._support.retry_while_engine_unavailable(lambda: self._lifecycle.ensure_running(row))
 
     async def push(self, context: StepContext, step_key: StepKey, saved_detail: StepDetail) -> StepResult:
         sandbox = await self._sessions.get_sandbox(context.caller, context.attempt.session_id)
@@ -655,54 +591,12 @@ class Steps:
                 }
         return {"shown": {"pullRequestId": pull.id, "number": pull.number, "url": pull.url}}
 
-    # shared by the steps -----------------------------------------------------------------------------------------------------
-
-    async def _save_detail(self, step_key: StepKey, detail: StepDetail) -> None:
-        """Save details of the step, for a retry after a crash and for people."""
-        async with self._database.transaction() as tx:
-            row = await tx.session.get(Step, step_key, with_for_update=True)
-            if row is not None:
-                row.detail = {**row.detail, **detail}
-
-    async def _retry_while_engine_unavailable(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Retry while the engine is unavailable or full."""
-        started, pause = time.monotonic(), 0.5
-        while True:
-            try:
-                return await work()
-            except EngineError as error:
-                is_temporary = error.transient or isinstance(error, EngineQuotaError)
-                if not is_temporary or time.monotonic() - started > ENGINE_RETRY_S:
-                    raise
-                log.info("engine_awaited", code=error.code, reason=error.message)
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, 5.0)
-
-    async def _raise_if_cancelled(self, attempt_id: str) -> None:
-        """Raise CancelledStep if the attempt is cancelled or no longer running."""
-        async with self._database.reading() as session:
-            row = await session.get(Attempt, attempt_id)
-        if row is None or row.cancel_at is not None or row.status != AttemptStatus.RUNNING:
-            raise CancelledStep
-
-    async def _wait_unless_cancelled(self, attempt_id: str, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for the work, and cancel it if the attempt is cancelled."""
-        task = asyncio.ensure_future(work)
-        try:
-            while not task.done():
-                await asyncio.wait((task,), timeout=CANCEL_CHECK_S)
-                if not task.done():
-                    await self._raise_if_cancelled(attempt_id)
-            return task.result()
-        finally:
-            await end_tasks(task)
-
 
 def _describe_round(attempt: Attempt) -> str:
     """Return what a later round was asked to do; empty for the first work on the task, which is named after it."""
     if "head" not in attempt.detail:
         return ""
-    said = (
+    summaries = (
         commit_messages.summarize(message.get("about") or message["words"]) for message in attempt.work.get("said", ())
     )
-    return next((line for line in said if line), "")
+    return next((line for line in summaries if line), "")

@@ -16,14 +16,14 @@ from sqlalchemy import delete, or_, select, update
 
 from sandyard.kit.clock import Clock, get_time
 from sandyard.kit.errors import SandyardError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import ApiToken, Event, Login, Ticket, User
 from sandyard.platform.domain.users.model import IssuedLogin, IssuedSecret, Principal, WrongLoginError
 from sandyard.platform.domain.users.passwords import check_password
-from sandyard.platform.domain.users.tokens import TOKEN, digest, make_value
+from sandyard.platform.domain.users.tokens import TOKEN, compute_digest, make_value
 from sandyard.platform.settings import PlatformSettings
 
 log = get_logger(__name__)
@@ -57,7 +57,7 @@ class Authentication:
         """Return the token's user. Records its last use later, at most once a minute."""
         if not TOKEN.fullmatch(value):
             return None
-        now, hashed, cache = get_time(self._clock), digest(value), self._cache
+        now, hashed, cache = get_time(self._clock), compute_digest(value), self._cache
         cached = self._find_cached(hashed)
         if cached is not None:
             return cached
@@ -80,7 +80,7 @@ class Authentication:
 
     async def authenticate_cookie(self, values: Collection[str], key: str) -> Principal | None:
         """Return the user of the login with this key, if its cookie is one of the values. Neither is enough without the other."""
-        hashes, key_hash, cache = {digest(value) for value in values}, digest(key), self._cache
+        hashes, key_hash, cache = {compute_digest(value) for value in values}, compute_digest(key), self._cache
         for hashed in hashes:
             cached = self._find_cached(f"{hashed} {key_hash}")
             if cached is not None:
@@ -103,7 +103,7 @@ class Authentication:
 
         A ticket ends with the token or login with which it was created.
         """
-        hashed = digest(value)
+        hashed = compute_digest(value)
         async with self._database.transaction() as tx:
             deleted = await tx.session.execute(
                 delete(Ticket).where(Ticket.hash == hashed).returning(Ticket.user_id, Ticket.expires_at, Ticket.means)
@@ -150,11 +150,11 @@ class Authentication:
             ):
                 raise WrongLoginError
             login = Login(
-                id=ordered_id("lgn_"),
+                id=make_ordered_id("lgn_"),
                 user_id=user_id,
                 token_id=token_id,
-                hash=digest(cookie.reveal()),
-                key_hash=digest(key.reveal()),
+                hash=compute_digest(cookie.reveal()),
+                key_hash=compute_digest(key.reveal()),
                 created_at=now,
                 expires_at=expires,
             )
@@ -176,7 +176,9 @@ class Authentication:
         value = make_value()
         expires = get_time(self._clock) + timedelta(seconds=TICKET_SECONDS)
         async with self._database.transaction() as tx:
-            ticket = Ticket(hash=digest(value.reveal()), user_id=caller.user_id, means=caller.means, expires_at=expires)
+            ticket = Ticket(
+                hash=compute_digest(value.reveal()), user_id=caller.user_id, means=caller.means, expires_at=expires
+            )
             tx.add(ticket)
         return IssuedSecret("", value, expires)
 

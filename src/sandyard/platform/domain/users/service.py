@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.clock import get_time
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError, UnauthenticatedError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import ApiToken, Login, McpServer, ModelProvider, Project, Ticket, User
@@ -28,7 +28,7 @@ from sandyard.platform.domain.users.model import (
     WrongPasswordError,
 )
 from sandyard.platform.domain.users.passwords import hash_password
-from sandyard.platform.domain.users.tokens import HINT_LENGTH, digest, make_token
+from sandyard.platform.domain.users.tokens import HINT_LENGTH, compute_digest, make_token
 
 log = get_logger(__name__)
 ROLES = ("admin", "member")
@@ -101,7 +101,7 @@ class Users(Authentication):
 
         A disabled user is rejected immediately. Their tokens are revoked and their logins end, also if they are enabled again.
 
-        The projects of a user who is no longer an administrator cannot use private networks any more.
+        The projects of a user who is no longer an administrator can no longer use private networks.
 
         Raises LastAdminError instead of leaving an installation without an administrator.
         """
@@ -208,7 +208,7 @@ class Users(Authentication):
             return int(await session.scalar(select(func.count()).select_from(User)) or 0)
 
     def _add_user(self, tx: Transaction, name: str, role: str, hashed: str | None) -> User:
-        user = User(id=ordered_id("usr_"), name=name, role=role, password=hashed, created_at=get_time(self._clock))
+        user = User(id=make_ordered_id("usr_"), name=name, role=role, password=hashed, created_at=get_time(self._clock))
         tx.add(user)
         tx.emit("user.created", owner_id=user.id, userId=user.id, name=name, role=role)
         return user
@@ -216,10 +216,10 @@ class Users(Authentication):
     def _add_token(self, tx: Transaction, user_id: str, name: str, expires_at: datetime | None) -> IssuedSecret:
         value = make_token()
         token = ApiToken(
-            id=ordered_id("tok_"),
+            id=make_ordered_id("tok_"),
             user_id=user_id,
             name=name,
-            hash=digest(value.reveal()),
+            hash=compute_digest(value.reveal()),
             hint=value.reveal()[:HINT_LENGTH],
             created_at=get_time(self._clock),
             expires_at=expires_at,

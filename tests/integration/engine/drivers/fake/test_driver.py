@@ -81,7 +81,7 @@ async def start(driver: FakeDriver, handle: Handle, command: str) -> int:
 async def test_a_created_sandbox_responds(driver: FakeDriver) -> None:
     handle = await driver.create(spec("one"))
     assert json.loads(json.dumps(dict(handle.data))) == handle.data
-    assert await driver.condition(handle) is Condition.RUNNING
+    assert await driver.get_condition(handle) is Condition.RUNNING
     assert (await send_request(driver, handle, "GET /health"))[0] == 204
     await write(driver, handle, "/home/user/x", b"hello")
     assert await read(driver, handle, "/home/user/x") == b"hello"
@@ -94,11 +94,11 @@ async def test_frozen_processes_stop_and_continue_after_a_thaw(driver: FakeDrive
     handle = await driver.create(spec("one"))
     pid = await start(driver, handle, "while true; do sleep 0.01; done")
     await driver.freeze(handle)
-    assert await driver.condition(handle) is Condition.FROZEN
+    assert await driver.get_condition(handle) is Condition.FROZEN
     assert processes.read_process(pid).stopped
     await driver.freeze(handle)
     await driver.thaw(handle)
-    assert await driver.condition(handle) is Condition.RUNNING
+    assert await driver.get_condition(handle) is Condition.RUNNING
     assert not processes.read_process(pid).stopped
     assert (await send_request(driver, handle, "GET /health"))[0] == 204
 
@@ -129,7 +129,7 @@ async def test_stop_and_boot_keep_files_only(driver: FakeDriver) -> None:
     await write(driver, handle, "/home/user/x", b"kept")
     pid = driver.agents["ione"]
     handle = await driver.stop(await driver.stop(handle))
-    assert await driver.condition(handle) is Condition.STOPPED
+    assert await driver.get_condition(handle) is Condition.STOPPED
     with pytest.raises(UnreachableError):
         await driver.connect(handle, AGENT_PORT)
     handle = await driver.boot(handle, one)
@@ -151,14 +151,14 @@ async def test_a_snapshot_is_of_one_instant_and_independent_of_other_layers(driv
     assert await read(driver, third, "/home/user/x") is None
     await driver.delete_snapshot("snap1")
     await driver.delete_snapshot("snap1")
-    assert await driver.condition(first) is Condition.RUNNING
+    assert await driver.get_condition(first) is Condition.RUNNING
 
 
 async def test_a_snapshot_of_a_frozen_sandbox_leaves_it_frozen(driver: FakeDriver) -> None:
     handle = await driver.create(spec("one"))
     await driver.freeze(handle)
     await driver.snapshot(handle, "snap")
-    assert await driver.condition(handle) is Condition.FROZEN
+    assert await driver.get_condition(handle) is Condition.FROZEN
 
 
 async def test_a_fork_has_its_own_files(driver: FakeDriver) -> None:
@@ -176,12 +176,12 @@ async def test_wait_for_exit_reports_the_reason(driver: FakeDriver) -> None:
     await asyncio.sleep(0)
     os.kill(driver.agents["ione"], signal.SIGKILL)
     assert "exit code -9" in await asyncio.wait_for(waiting, 30)
-    assert await driver.condition(handle) is Condition.STOPPED
+    assert await driver.get_condition(handle) is Condition.STOPPED
     waiting = asyncio.create_task(driver.wait_for_exit(await driver.create(spec("two"))))
     await asyncio.sleep(0)
     await driver.vanish("itwo")
     assert await asyncio.wait_for(waiting, 30) == "It vanished"
-    assert await driver.condition(Handle("itwo", "fake")) is Condition.ABSENT
+    assert await driver.get_condition(Handle("itwo", "fake")) is Condition.ABSENT
 
 
 async def test_wait_for_exit_can_be_cancelled(driver: FakeDriver) -> None:
@@ -190,7 +190,7 @@ async def test_wait_for_exit_can_be_cancelled(driver: FakeDriver) -> None:
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert await driver.condition(handle) is Condition.RUNNING
+    assert await driver.get_condition(handle) is Condition.RUNNING
 
 
 async def test_another_driver_object_adopts_known_sandboxes(driver: FakeDriver, tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ async def test_connect_reaches_open_ports_and_rejects_closed_ones(driver: FakeDr
 async def test_stats_are_measured_and_the_network_policy_is_stored(driver: FakeDriver) -> None:
     handle = await driver.create(spec("one", limits=Limits(memory_mb=64, cpu_count=3)))
     await write(driver, handle, "/home/user/x", b"x" * 100_000)
-    stats = await driver.stats(handle)
+    stats = await driver.get_stats(handle)
     assert stats.memory_total == 64 << 20 and stats.cpu_count == 3
     assert stats.memory_used > 1 << 20 and stats.disk_used >= 100_000
     await driver.set_network(handle, NetworkPolicy(False, ("1.1.1.1",)))
@@ -238,9 +238,9 @@ async def test_stats_are_measured_and_the_network_policy_is_stored(driver: FakeD
 
 async def test_a_missing_sandbox_is_absent_and_cannot_be_used(driver: FakeDriver) -> None:
     missing = Handle("inobody", "fake")
-    assert await driver.condition(missing) is Condition.ABSENT
+    assert await driver.get_condition(missing) is Condition.ABSENT
     await driver.kill(missing)
-    for verb in (driver.freeze, driver.thaw, driver.stop, driver.stats):
+    for verb in (driver.freeze, driver.thaw, driver.stop, driver.get_stats):
         with pytest.raises(NotFoundError):
             await verb(missing)
     with pytest.raises(NotFoundError):
@@ -254,16 +254,16 @@ async def test_verbs_fail_hang_and_slow_down_on_request(driver: FakeDriver) -> N
     driver.faults.make_fail("freeze", FullError("no room"))
     with pytest.raises(FullError, match="no room"):
         await driver.freeze(handle)
-    assert await driver.condition(handle) is Condition.RUNNING
+    assert await driver.get_condition(handle) is Condition.RUNNING
     driver.faults.make_fail("freeze", FullError("no room"), When.AFTER)
     driver.faults.heal()
     driver.faults.make_stuck("freeze")
-    stuck = asyncio.create_task(driver.freeze(handle))
+    freezing = asyncio.create_task(driver.freeze(handle))
     await asyncio.wait_for(driver.faults.wait_until_hit("freeze"), 30)
-    assert await driver.condition(handle) is Condition.RUNNING and not stuck.done()
+    assert await driver.get_condition(handle) is Condition.RUNNING and not freezing.done()
     driver.faults.heal()
-    await asyncio.wait_for(stuck, 30)
-    assert await driver.condition(handle) is Condition.FROZEN
+    await asyncio.wait_for(freezing, 30)
+    assert await driver.get_condition(handle) is Condition.FROZEN
     driver.faults.make_slow("thaw", 0.01)
     await driver.thaw(handle)
 
@@ -276,8 +276,8 @@ async def test_a_cancelled_create_leaves_nothing_behind(driver: FakeDriver) -> N
     creating.cancel()
     await asyncio.gather(creating, return_exceptions=True)
     for _ in range(500):
-        if await driver.condition(Handle("ione", "fake")) is Condition.ABSENT:
+        if await driver.get_condition(Handle("ione", "fake")) is Condition.ABSENT:
             break
         await asyncio.sleep(0.01)
     assert processes.read_process(pid) is None or not processes.read_process(pid).alive
-    assert await driver.condition(Handle("ione", "fake")) is Condition.ABSENT
+    assert await driver.get_condition(Handle("ione", "fake")) is Condition.ABSENT

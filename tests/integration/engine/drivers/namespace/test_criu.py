@@ -270,7 +270,7 @@ async def test_find_reports_what_is_missing(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     candidate = _command(tmp_path / "criu", script) if script else tmp_path / "none"
-    with pytest.raises(UnsupportedError, match=f"{reason}; run scripts/get-criu"):
+    with pytest.raises(UnsupportedError, match=f"{reason}; run `sandyard setup criu`"):
         await Criu.find([candidate])
 
 
@@ -281,7 +281,7 @@ async def test_find_requires_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "kind", "sentence"),
+    ("line", "kind", "message"),
     [
         ("Task 7 with SysVIPC shmem map @ffff doesn't live in IPC ns", UnsupportedError, "System V shared memory"),
         ("unix: Found a closed in-flight socket to 0x3fe5d", UnsupportedError, "a connection to its agent"),
@@ -289,14 +289,14 @@ async def test_find_requires_root(monkeypatch: pytest.MonkeyPatch) -> None:
         ("something never seen", UnsupportedError, "CRIU reported: something never seen"),
     ],
 )
-def test_failures_of_criu_are_explained(line: str, kind: type[Exception], sentence: str) -> None:
+def test_failures_of_criu_are_explained(line: str, kind: type[Exception], message: str) -> None:
     log = (
         "(00.01) Error (criu/util.c:1533): rlimit: Can't setup RLIMIT_NOFILE for self: Operation not permitted\n"
         f"(00.02) Error (criu/sk.c:5): {line}\n(00.03) Error (criu/cr-dump.c:2111): Dumping FAILED.\n"
     )
     error = explain_failure(log, "be dumped")
     assert type(error) is kind
-    assert sentence in error.message
+    assert message in error.message
     assert "RLIMIT" not in error.message
 
 

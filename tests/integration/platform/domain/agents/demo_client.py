@@ -50,7 +50,7 @@ class RecordingClient:
         option = self.choose(tool_call.title)
         if option is None:
             return schema.RequestPermissionResponse(outcome=schema.DeniedOutcome(outcome="cancelled"))
-        assert option in {one.option_id for one in options}
+        assert option in {item.option_id for item in options}
         return schema.RequestPermissionResponse(outcome=schema.AllowedOutcome(outcome="selected", option_id=option))
 
     async def create_elicitation(self, message: str, mode: Any, **kwargs: Any) -> Any:

@@ -186,7 +186,9 @@ class AgentHarness:
         assert len(raw) == run.consumed
         lines = [json.loads(line) for line in raw.splitlines() if line.startswith(b"{")]
         updates = [line["params"]["update"] for line in lines if line.get("method") == "session/update"]
-        return "".join(one["content"]["text"] for one in updates if one["sessionUpdate"] == "agent_message_chunk")
+        return "".join(
+            update["content"]["text"] for update in updates if update["sessionUpdate"] == "agent_message_chunk"
+        )
 
 
 @contextlib.asynccontextmanager

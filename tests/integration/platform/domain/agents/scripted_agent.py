@@ -6,12 +6,12 @@ think WORDS, plan, tool, diff, image
 begin            a tool call that does not end
 leave            processes that outlive the turn: one that does nothing, one that does not end by itself, one that serves, one that is held
 ask KIND TITLE   ask for permission, and say what was decided
-vague PATH       the same for a path that was told before, and not in the question
+vague PATH       the same for a path that was sent before, and is not in the question
 form             ask a question
 mcp              say which MCP servers it was given, and in which request
 use NAME         start an MCP server, send it a line, and say what it answered
 garbage          lines that are no messages
-sleep SECONDS, die CODE, fail WORDS, deaf (does not stop when it is told to), hold (until it is told to stop), quit
+sleep SECONDS, die CODE, fail WORDS, deaf (does not stop when asked to), hold (until asked to stop), quit
 """
 
 import json
@@ -98,18 +98,18 @@ def act(line):
         text("decided " + json.dumps(permission(kind, title)))
     elif word == "vague":
         update("tool_call", toolCallId="t1", title="read", kind="read", status="pending", rawInput={}, locations=[])
-        told = {"rawInput": {"filePath": rest}, "locations": [{"path": rest}]}
-        update("tool_call_update", toolCallId="t1", status="in_progress", **told)
+        known = {"rawInput": {"filePath": rest}, "locations": [{"path": rest}]}
+        update("tool_call_update", toolCallId="t1", status="in_progress", **known)
         text("decided " + json.dumps(permission("read", "read", rest)))
     elif word == "form":
         schema = {"type": "object", "properties": {"name": {"type": "string"}}}
         params = {"sessionId": "s", "mode": "form", "message": "Your name?", "requestedSchema": schema}
-        text("told " + json.dumps(ask("elicitation/create", params)))
+        text("answered " + json.dumps(ask("elicitation/create", params)))
     elif word == "mcp":
         text(json.dumps(state["mcp"]))
     elif word == "use":
-        (server,) = (one for one in state["mcp"][1] if one["name"] == rest)
-        env = {**os.environ, **{one["name"]: one["value"] for one in server["env"]}}
+        (server,) = (candidate for candidate in state["mcp"][1] if candidate["name"] == rest)
+        env = {**os.environ, **{item["name"]: item["value"] for item in server["env"]}}
         streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         running = subprocess.Popen([server["command"], *server["args"]], env=env, **streams)
         try:
@@ -168,17 +168,17 @@ def prompt(number, params):
 def main():
     loads = "--loads" in sys.argv
     for line in sys.stdin:
-        told = json.loads(line)
-        method, number = told.get("method"), told.get("id")
+        message = json.loads(line)
+        method, number = message.get("method"), message.get("id")
         if method is None:
             with NEWS:
-                ANSWERS[number] = told.get("result") or told.get("error")
+                ANSWERS[number] = message.get("result") or message.get("error")
                 NEWS.notify_all()
         elif method == "initialize":
             capabilities = {"loadSession": loads, "mcpCapabilities": {"http": "--http" in sys.argv}}
             send({"id": number, "result": {"protocolVersion": 1, "agentCapabilities": capabilities}})
         elif method == "session/new":
-            state["mcp"] = [method, told["params"]["mcpServers"]]
+            state["mcp"] = [method, message["params"]["mcpServers"]]
             model = {
                 "id": "m",
                 "name": "Model",
@@ -198,15 +198,15 @@ def main():
             if "--noisy" in sys.argv:
                 text("Ready to serve.")
         elif method == "session/load":
-            state["mcp"] = [method, told["params"]["mcpServers"]]
-            text("what was said before")
+            state["mcp"] = [method, message["params"]["mcpServers"]]
+            text("earlier messages")
             send({"id": number, "result": {}})
         elif method in ("session/set_mode", "session/set_config_option"):
-            text(json.dumps(told["params"]), "agent_thought_chunk")
+            text(json.dumps(message["params"]), "agent_thought_chunk")
             send({"id": number, "result": {}})
         elif method == "session/prompt":
             STOP.clear()
-            threading.Thread(target=prompt, args=(number, told["params"]), daemon=True).start()
+            threading.Thread(target=prompt, args=(number, message["params"]), daemon=True).start()
         elif method == "session/cancel" and not state["deaf"]:
             STOP.set()
         elif number is not None:

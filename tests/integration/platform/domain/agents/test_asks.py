@@ -55,7 +55,7 @@ async def test_the_policy_decides_immediately(harness: AgentHarness) -> None:
 
 
 async def test_a_denied_request_is_reported_and_can_be_allowed_by_the_project_owner(harness: AgentHarness) -> None:
-    platform, member = harness.platform, await harness.platform.person("member")
+    platform, member = harness.platform, await harness.platform.create_person("member")
     project_id = await platform.project(platform.owner, member, agent={"permissions": {"deny": ["rm -rf", "dd"]}})
     row = await harness.create_session(project_id=project_id)
     turn = await harness.run_turn(row, "ask execute make", "ask execute rm -rf /", "quit")
@@ -65,7 +65,7 @@ async def test_a_denied_request_is_reported_and_can_be_allowed_by_the_project_ow
     found = (await harness.asks.list(platform.owner, PageRequest(), session_id=row.id)).items
     allowed, denied = sorted(found, key=lambda ask: ask.title)
     with pytest.raises(NotFoundError):
-        await harness.asks.allow(await platform.person("stranger"), denied.id)
+        await harness.asks.allow(await platform.create_person("stranger"), denied.id)
     with pytest.raises(ConflictError):
         await harness.asks.allow(platform.owner, allowed.id)
     await harness.asks.allow(platform.owner, denied.id)
@@ -123,7 +123,7 @@ async def test_allow_always_is_not_offered_with_a_deny_list(harness: AgentHarnes
     row = await create_session_with(harness, {"permissions": {"mode": "ask", "deny": ["README"]}})
     turn = await harness.prompt(row, "ask execute make")
     ask = await wait_for_ask(harness, row)
-    assert [one["kind"] for one in ask.detail["options"]] == ["allow_once", "reject_once"]
+    assert [option["kind"] for option in ask.detail["options"]] == ["allow_once", "reject_once"]
     await harness.asks.answer(harness.platform.owner, ask.id, decision="allow_always")
     await harness.wait_for_turn(turn)
     assert '"optionId": "yes-1"' in await harness.text(turn)
@@ -152,7 +152,7 @@ async def test_an_answer_resumes_a_paused_sandbox(harness: AgentHarness) -> None
     assert harness.platform.services.lifecycle.activity.idle_for(sandbox.id) >= 0
     await harness.platform.services.lifecycle.pause(sandbox)
     await harness.crash_and_recover()
-    stranger = await harness.platform.person("stranger")
+    stranger = await harness.platform.create_person("stranger")
     with pytest.raises(NotFoundError):
         await harness.asks.answer(stranger, ask.id, decision="allow")
     with pytest.raises(InvalidInputError):

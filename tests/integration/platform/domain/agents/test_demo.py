@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sandyard.platform.domain.agents import demo
-from sandyard.platform.domain.agents.profiles.demo import DEMO, program
+from sandyard.platform.domain.agents.profiles.demo import DEMO, build_program
 from tests.integration.platform.domain.agents.demo_client import connect_demo, write_program
 from tests.later import Later
 
@@ -246,7 +246,9 @@ async def test_a_session_is_loaded_by_another_process(tmp_path: Path, folder: Pa
         assert again.client.list_updates("user_message_chunk")[0].content.text.startswith("create a.txt: a")
         replayed = [update.model_dump() for update in again.client.updates]
         assert [
-            one for one in replayed if one["session_update"] not in ("tool_call_update", "user_message_chunk")
+            candidate
+            for candidate in replayed
+            if candidate["session_update"] not in ("tool_call_update", "user_message_chunk")
         ] == original
         again.client.choose = lambda title: "allow"
         await again.prompt("create b.txt: {answer}")
@@ -293,9 +295,9 @@ async def test_malformed_messages_are_answered_with_errors(tmp_path: Path, folde
 def test_the_program_supports_old_pythons_and_is_built_reproducibly() -> None:
     for path in Path(demo.__file__).parent.glob("*.py"):
         ast.parse(path.read_text(), feature_version=(3, 6))
-    program.cache_clear()
-    first = program()
-    program.cache_clear()
-    assert program() == first
+    build_program.cache_clear()
+    first = build_program()
+    build_program.cache_clear()
+    assert build_program() == first
     assert DEMO.demo
     assert len(first) <= 64 << 10  # it is sent to a sandbox together with its check, in one run

@@ -26,7 +26,7 @@ async def get_given_servers(harness: AgentHarness, row: Any) -> Any:
     assert turn.status == "completed", turn.error
     method, entries = json.loads(await harness.text(turn))
     run = (await harness.runs(row))[-1]
-    return [method, [strip_recording(one, run) for one in entries]]
+    return [method, [strip_recording(entry, run) for entry in entries]]
 
 
 def strip_recording(entry: dict[str, Any], run: AgentRun) -> dict[str, Any]:
@@ -94,9 +94,14 @@ async def test_a_server_command_missing_in_the_sandbox_is_reported(harness: Agen
     )
     row = await harness.create_session(project_id=project_id)
     turn = await harness.run_turn(row, "mcp")
-    assert [one["name"] for one in json.loads(await harness.text(turn))[1]] == ["inside", "there", "elsewhere", "gone"]
+    assert [item["name"] for item in json.loads(await harness.text(turn))[1]] == [
+        "inside",
+        "there",
+        "elsewhere",
+        "gone",
+    ]
     notices = await harness.parts(turn, "system")
-    assert [(one["type"], one["code"]) for one in notices] == [("notice", "mcp_server_failed")] * 2
+    assert [(notice["type"], notice["code"]) for notice in notices] == [("notice", "mcp_server_failed")] * 2
     assert "MCP server elsewhere could not be started: the program cat is not in the sandbox" in notices[0]["text"]
     assert (
         "MCP server gone could not be started: the program no-such-program is not in the sandbox" in notices[1]["text"]

@@ -97,7 +97,7 @@ async def test_running_and_queued_turns_can_be_cancelled(harness: AgentHarness) 
     assert await harness.text(await harness.wait_for_turn(again)) == "1 2 "
     assert len(await harness.runs(row)) == 1
     with pytest.raises(NotFoundError):
-        await harness.turns.cancel(await harness.platform.person("stranger"), running.id)
+        await harness.turns.cancel(await harness.platform.create_person("stranger"), running.id)
 
 
 async def test_an_agent_that_ignores_cancellation_is_ended(
@@ -277,10 +277,10 @@ async def test_a_rejection_by_the_provider_fails_the_turn_immediately(
     await until(lambda: harness.parts(turn), "the agent writes output")
     await harness.turns.stop_failed(turn.id, fault)
     turn = await harness.wait_for_turn(turn)
-    assert (turn.status, turn.error, turn.error_code) == ("failed", fault.sentence, "model_key_refused")
+    assert (turn.status, turn.error, turn.error_code) == ("failed", fault.message, "model_key_refused")
     harness.models.current_fault = fault  # now with an agent that gives up before it is stopped
     turn = await harness.run_turn(row, "fail Authentication required")
-    assert (turn.status, turn.error, turn.error_code) == ("failed", fault.sentence, "model_key_refused")
+    assert (turn.status, turn.error, turn.error_code) == ("failed", fault.message, "model_key_refused")
     harness.models.current_fault = None
     assert (await harness.run_turn(row, "say 2")).status == "completed"
 
@@ -365,7 +365,7 @@ async def test_a_program_that_does_not_speak_the_protocol_fails_the_turn_soon(
 
 async def test_a_former_member_cannot_use_the_agents_of_the_project(harness: AgentHarness) -> None:
     platform = harness.platform
-    member = await platform.person("member")
+    member = await platform.create_person("member")
     project_id = await platform.project(platform.owner, member)
     row, _ = await platform.services.sessions.create(member, title="mine", agent="acting", project_id=project_id)
     prompt = [{"type": "text", "text": "say 1"}]
@@ -379,7 +379,7 @@ async def test_a_former_member_cannot_use_the_agents_of_the_project(harness: Age
 
 async def test_a_waiting_prompt_of_a_former_member_is_not_sent(harness: AgentHarness) -> None:
     platform = harness.platform
-    member = await platform.person("member")
+    member = await platform.create_person("member")
     project_id = await platform.project(platform.owner, member)
     row, _ = await platform.services.sessions.create(
         platform.owner, title="mine", agent="acting", project_id=project_id
@@ -397,7 +397,7 @@ async def test_a_waiting_prompt_of_a_former_member_is_not_sent(harness: AgentHar
 
 async def test_a_turn_of_a_former_member_fails_if_the_engine_paused_its_sandbox(harness: AgentHarness) -> None:
     platform, lifecycle = harness.platform, harness.platform.services.lifecycle
-    member = await platform.person("member")
+    member = await platform.create_person("member")
     project_id = await platform.project(platform.owner, member)
     row, _ = await platform.services.sessions.create(member, title="mine", agent="acting", project_id=project_id)
     turn = await harness.turns.prompt(member, row.id, [{"type": "text", "text": "say 1\nhold"}])

@@ -62,7 +62,7 @@ async def expect_nothing(subscription: Subscription, feed: Feed, upto: int) -> N
     """Check that the reader passes that number without receiving an event."""
     async with asyncio.timeout(DEADLINE):
         while subscription.position < upto:
-            assert await subscription.batch(0.05) == []
+            assert await subscription.wait_for_batch(0.05) == []
 
 
 async def set_membership(database: Database, user: Principal, *, is_member: bool) -> int:
@@ -180,8 +180,8 @@ async def test_an_unknown_number_counts_as_now(database: Database, feed: Feed) -
 
 async def test_a_batch_ends_at_its_timeout_and_keeps_its_position(database: Database, feed: Feed) -> None:
     subscription = await feed.subscribe(ADMIN)
-    assert await subscription.batch(0.01) == []
-    waiting = asyncio.create_task(subscription.batch())
+    assert await subscription.wait_for_batch(0.01) == []
+    waiting = asyncio.create_task(subscription.wait_for_batch())
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

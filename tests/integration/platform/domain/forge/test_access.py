@@ -32,7 +32,7 @@ from sandyard.platform.domain.repositories.git_process import Git
 from sandyard.platform.domain.repositories.mirror import Mirrors
 from tests.forge import GitHub
 from tests.forge.repositories import Repository
-from tests.unit.platform.world import Person, World, opened
+from tests.unit.platform.world import Person, World, open_world
 
 
 @dataclass
@@ -66,12 +66,12 @@ class AccessHarness:
 
 @pytest.fixture
 async def harness(tmp_path: Path) -> AsyncIterator[AccessHarness]:
-    async with opened(tmp_path) as world:
+    async with open_world(tmp_path) as world:
         credentials = Credentials(world.database, world.projects, world.vault, world.clock)
         mirrors = Mirrors(Git(world.settings.git_dir, timeout_s=60), world.settings)
         access = ForgeAccess(credentials, world.projects, mirrors, SystemClock())
         tests = ConnectionTests(access, credentials, world.projects, mirrors)
-        yield AccessHarness(world, credentials, access, tests, await world.person("ada", "admin"))
+        yield AccessHarness(world, credentials, access, tests, await world.create_person("ada", "admin"))
         await access.close()
 
 
@@ -316,6 +316,6 @@ class TestCheck:
 
     async def test_a_stranger_cannot_test_the_connection(self, harness: AccessHarness, site: Repository) -> None:
         project = await harness.create_project(site.url)
-        eve = await harness.world.person("eve")
+        eve = await harness.world.create_person("eve")
         with pytest.raises(NotFoundError):
             await harness.tests.check(eve.principal, project.id)

@@ -71,7 +71,7 @@ async def test_concurrent_callers_share_one_token(
     issue(api, clock, "ghs_first", permissions={"contents": "write"})
     tokens = await asyncio.gather(*(installation.get_token() for _ in range(20)))
     assert {token.reveal() for token in tokens} == {"ghs_first"}
-    (request,) = api.asked
+    (request,) = api.requests
     assert (request.method, request.path) == ("POST", "/v3/app/installations/34/access_tokens")
     assert request.body == {"repositories": ["site"]}
     assert request.headers["authorization"].count(".") == 2  # a signed JWT, not a token
@@ -99,7 +99,7 @@ async def test_a_token_that_is_no_longer_accepted_is_replaced(
     issue(api, clock, "ghs_second")
     api.answer(200, {"id": 1})
     assert (await connection.request("GET", "/repos/acme/site", max_wait_s=0)).json == {"id": 1}
-    assert api.asked[-1].headers["authorization"] == "Bearer ghs_second"
+    assert api.requests[-1].headers["authorization"] == "Bearer ghs_second"
     await connection.close()
 
 
@@ -115,7 +115,7 @@ async def test_another_private_key_of_the_app_gives_another_signature(api: Scrip
     api.answer(401, {"message": "A JSON web token could not be decoded"})
     with pytest.raises(ForgeUnauthorizedError, match="its id and private key do not match"):
         await create_tokens(api, clock, create_key()).get_token()
-    assert api.asked[0].headers["authorization"] != api.asked[1].headers["authorization"]
+    assert api.requests[0].headers["authorization"] != api.requests[1].headers["authorization"]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ async def test_an_invalid_private_key_is_rejected(api: Scripted, clock: HurriedC
             api, clock, "-----BEGIN RSA PRIVATE KEY-----\nplanted\n-----END RSA PRIVATE KEY-----"
         ).get_token()
     assert refused.value.__cause__ is None
-    assert api.asked == []
+    assert api.requests == []
 
 
 async def test_a_response_without_a_token_is_rejected(installation: InstallationTokens, api: Scripted) -> None:

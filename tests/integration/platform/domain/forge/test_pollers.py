@@ -24,7 +24,7 @@ async def poller(harness: ForgeHarness) -> AsyncIterator[PullRequestPoller]:
     harness.commit("feat: one")
     row, _ = await harness.open()
     await harness.pulls.refresh(row)
-    harness.github.asked = 0
+    harness.github.request_count = 0
     assert harness.world.settings.forge_poll_s == POLL
     created = PullRequestPoller(
         harness.world.database, harness.pulls, harness.access, harness.world.settings, harness.world.clock
@@ -35,12 +35,12 @@ async def poller(harness: ForgeHarness) -> AsyncIterator[PullRequestPoller]:
 
 async def test_open_pull_requests_are_polled_at_intervals(harness: ForgeHarness, poller: PullRequestPoller) -> None:
     await poll(poller)
-    assert harness.github.asked == 0
+    assert harness.github.request_count == 0
     for polls in (1, 2):
         await harness.world.clock.advance(POLL)
         for _ in range(2):
             await poll(poller)
-        assert harness.github.asked == polls
+        assert harness.github.request_count == polls
     assert harness.access.waits[-1] == 0  # polling never waits for the forge's rate limits
 
 
@@ -50,11 +50,11 @@ async def test_remarks_are_loaded_only_for_due_pull_requests(harness: ForgeHarne
     assert reads is not None
     event.listen(reads.sync_engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
     await poll(poller)
-    assert harness.github.asked == 0 and any("pull_requests" in statement for statement in statements)
+    assert harness.github.request_count == 0 and any("pull_requests" in statement for statement in statements)
     assert not [statement for statement in statements if "detail" in statement or "told" in statement]
     await harness.world.clock.advance(POLL)
     await poll(poller)
-    assert harness.github.asked == 1 and any("pull_requests.told" in statement for statement in statements)
+    assert harness.github.request_count == 1 and any("pull_requests.told" in statement for statement in statements)
 
 
 async def test_the_poller_runs_in_the_background_and_survives_errors(
@@ -82,7 +82,7 @@ async def test_a_reopened_pull_request_is_noticed(harness: ForgeHarness, poller:
     harness.github.add_activity(1, state=PullState.OPEN)
     await harness.world.clock.advance(POLL)
     await poll(poller)
-    assert harness.github.asked == 2 and (await harness.list_event_kinds())[-1] == "reopened"
+    assert harness.github.request_count == 2 and (await harness.list_event_kinds())[-1] == "reopened"
 
 
 async def test_long_closed_pull_requests_are_polled_only_if_marked(
@@ -93,17 +93,17 @@ async def test_long_closed_pull_requests_are_polled_only_if_marked(
     await poll(poller)
     await harness.world.clock.advance(RECENT.total_seconds() + POLL)
     await poll(poller)
-    assert harness.github.asked == 1
+    assert harness.github.request_count == 1
     await mark_due(harness)
     harness.github.add_activity(1, state=PullState.OPEN)
     await poll(poller)
-    assert harness.github.asked == 2 and (await harness.list_event_kinds())[-1] == "reopened"
+    assert harness.github.request_count == 2 and (await harness.list_event_kinds())[-1] == "reopened"
 
 
 async def test_a_marked_pull_request_is_polled_immediately(harness: ForgeHarness, poller: PullRequestPoller) -> None:
     await mark_due(harness)
     await poll(poller)
-    assert harness.github.asked == 1
+    assert harness.github.request_count == 1
 
 
 async def test_projects_with_webhooks_are_polled_rarely(harness: ForgeHarness, poller: PullRequestPoller) -> None:
@@ -112,15 +112,15 @@ async def test_projects_with_webhooks_are_polled_rarely(harness: ForgeHarness, p
         tx.add(Delivery(project_id=harness.project.id, delivery="d", event="ping", received_at=now))
     await harness.world.clock.advance(WEBHOOK_POLL_S - 1)
     await poll(poller)
-    assert harness.github.asked == 0
+    assert harness.github.request_count == 0
     await harness.world.clock.advance(1)
     await poll(poller)
-    assert harness.github.asked == 1
+    assert harness.github.request_count == 1
     await harness.world.clock.advance(3600)  # no delivery for an hour
     await poll(poller)
     await harness.world.clock.advance(POLL)
     await poll(poller)
-    assert harness.github.asked == 3
+    assert harness.github.request_count == 3
 
 
 async def test_a_failing_project_is_backed_off_and_delays_no_other(
@@ -141,14 +141,14 @@ async def test_a_failing_project_is_backed_off_and_delays_no_other(
     for _ in range(12):  # twelve minutes
         await harness.world.clock.advance(POLL)
         await poll(poller)
-    assert harness.github.asked == 12
+    assert harness.github.request_count == 12
     assert len(refused) == 4  # after 1, 2, 4 and 8 minutes
     harness.access.get_github_repository = original  # type: ignore[method-assign]
     await harness.world.clock.advance(8 * POLL)
     await poll(poller)
     await harness.world.clock.advance(POLL)
     await poll(poller)
-    assert harness.github.asked == 16  # both are polled again each time
+    assert harness.github.request_count == 16  # both are polled again each time
 
 
 async def test_polling_waits_for_the_rate_limit_to_reset(harness: ForgeHarness, poller: PullRequestPoller) -> None:
@@ -159,10 +159,10 @@ async def test_polling_waits_for_the_rate_limit_to_reset(harness: ForgeHarness, 
     harness.access.refused = None
     await harness.world.clock.advance(1700)
     await poll(poller)
-    assert harness.github.asked == 0
+    assert harness.github.request_count == 0
     await harness.world.clock.advance(100)
     await poll(poller)
-    assert harness.github.asked == 1
+    assert harness.github.request_count == 1
 
 
 async def test_the_last_requests_of_the_budget_are_left_to_people(
@@ -174,10 +174,10 @@ async def test_the_last_requests_of_the_budget_are_left_to_people(
     await poll(poller)
     await harness.world.clock.advance(400)
     await poll(poller)
-    assert harness.github.asked == 0
+    assert harness.github.request_count == 0
     await harness.world.clock.advance(200)
     await poll(poller)
-    assert harness.github.asked == 1
+    assert harness.github.request_count == 1
 
 
 async def test_many_pull_requests_are_spread_over_the_interval(
@@ -188,9 +188,9 @@ async def test_many_pull_requests_are_spread_over_the_interval(
     await harness.world.clock.advance(POLL)
     polls = []
     for _ in range(6):
-        before = harness.github.asked
+        before = harness.github.request_count
         await poll(poller)
-        polls.append(harness.github.asked - before)
+        polls.append(harness.github.request_count - before)
         await harness.world.clock.advance(POLL / 6)
     assert polls == [5] * 6
     assert len({row.looked_at for row in await harness.list_rows()}) == 6
@@ -219,14 +219,14 @@ async def test_the_branch_of_a_merge_before_a_crash_is_deleted(
     await harness.world.clock.advance(POLL)
     await poll(poller)
     assert "task-1" not in harness.list_branches() and (await harness.list_event_kinds())[-1] == "branch_deleted"
-    assert harness.github.asked == 0
+    assert harness.github.request_count == 0
 
 
 async def test_archived_projects_are_not_polled(harness: ForgeHarness, poller: PullRequestPoller) -> None:
     await harness.world.projects.update(harness.owner, harness.project.id, archived=True)
     await harness.world.clock.advance(POLL)
     await poll(poller)
-    assert harness.github.asked == 0
+    assert harness.github.request_count == 0
 
 
 async def poll(poller: PullRequestPoller) -> None:

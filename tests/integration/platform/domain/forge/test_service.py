@@ -258,7 +258,7 @@ async def test_on_a_plain_remote_only_the_branch_is_pushed(harness: ForgeHarness
     for verb in (harness.pulls.close, harness.pulls.mark_ready):
         with pytest.raises(ForgeUnsupportedError, match="no pull requests"):
             await verb(harness.worker, row.id)
-    assert await harness.list_event_kinds() == ["opened", "updated"] and harness.github.asked == 0
+    assert await harness.list_event_kinds() == ["opened", "updated"] and harness.github.request_count == 0
 
 
 @pytest.mark.parametrize("method", ["squash", "merge", "rebase"])
@@ -313,8 +313,11 @@ async def test_an_unmergeable_branch_of_a_plain_remote_is_reported(harness: Forg
     git(harness.bare, "update-ref", "refs/heads/main", before)
     git(harness.bare, "config", "core.bare", "false")  # a user's folder in which main is checked out
     git(harness.bare, "config", "core.worktree", str(harness.work))
-    with pytest.raises(BranchCheckedOutError, match=r"main is checked out in .* git -C .*website.git merge task-1"):
+    with pytest.raises(
+        BranchCheckedOutError, match=r"main is checked out in .* git -C .*website.git merge task-1"
+    ) as error:
         await harness.pulls.merge(harness.worker, row.id)
+    assert error.value.extra == {"command": f"git -C {harness.bare} merge task-1"}
     assert (await harness.pulls.refresh(row)).state == "pushed"
     git(harness.bare, "update-ref", "refs/heads/main", head)  # the user merges it there
     assert (await harness.pulls.refresh(row)).state == "merged"
@@ -353,7 +356,7 @@ async def test_remarks_become_events_and_one_message(harness: ForgeHarness) -> N
         ("feedback", "github", "comment", "grace"),
     ]
     assert (message.parts[1]["path"], message.parts[1]["line"], message.parts[1]["number"]) == ("file.txt", 3, 1)
-    message_events = [event for event in await harness.world.emitted() if event.kind == "message.created"]
+    message_events = [event for event in await harness.world.list_events() if event.kind == "message.created"]
     assert [(event.session_id, event.data["messageId"]) for event in message_events] == [
         (harness.session_id, message.id)
     ]
@@ -459,8 +462,8 @@ async def test_an_owner_who_has_left_the_project_gets_no_new_feedback(harness: F
     harness.github.add_activity(1, remark("comment", 1, "Secret."))
     await harness.pulls.refresh(row)
     assert await harness.list_messages() == []
-    told = (await harness.list_events())[-1]
-    assert (told.kind, told.owner_id) == ("pull_request.commented", harness.owner.user_id)
+    event = (await harness.list_events())[-1]
+    assert (event.kind, event.owner_id) == ("pull_request.commented", harness.owner.user_id)
     await harness.world.projects.add_member(harness.owner, harness.project.id, harness.worker.user_id)
     harness.github.add_activity(1, remark("comment", 2, "Welcome back."))
     await harness.pulls.refresh(row)
@@ -622,7 +625,7 @@ async def test_closing_is_idempotent_and_keeps_the_branch(harness: ForgeHarness)
 
 
 async def test_only_permitted_users_can_see_and_change_a_pull_request(harness: ForgeHarness) -> None:
-    member, eve = [(await harness.world.person(name)).principal for name in ("maja", "eve")]
+    member, eve = [(await harness.world.create_person(name)).principal for name in ("maja", "eve")]
     await harness.world.projects.add_member(harness.owner, harness.project.id, member.user_id)
     harness.commit("feat: one")
     with pytest.raises(NotFoundError):

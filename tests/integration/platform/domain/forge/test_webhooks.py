@@ -153,11 +153,11 @@ async def test_the_contents_of_a_delivery_are_not_trusted(receiver: WebhookRecei
 
 
 async def test_a_burst_of_deliveries_causes_one_refresh(receiver: WebhookReceiver) -> None:
-    asked = receiver.harness.github.asked
+    asked = receiver.harness.github.request_count
     for action in ("opened", "labeled", "edited", "synchronize", "assigned"):
         assert await receiver.send("pull_request", action=action, pull_request={"number": 1}) == DeliveryResult.TAKEN
     await receiver.settle()
-    assert receiver.harness.github.asked == asked + 1
+    assert receiver.harness.github.request_count == asked + 1
 
 
 async def test_unrelated_deliveries_mark_nothing(receiver: WebhookReceiver) -> None:
@@ -174,21 +174,21 @@ async def test_the_same_delivery_is_processed_once(receiver: WebhookReceiver) ->
     payload = {"pull_request": {"number": 1}}
     assert await receiver.send("pull_request", delivery="one", **payload) == DeliveryResult.TAKEN
     await receiver.settle()
-    asked = receiver.harness.github.asked
+    asked = receiver.harness.github.request_count
     assert await receiver.send("pull_request", delivery="one", **payload) == DeliveryResult.KNOWN
     await receiver.settle()
-    assert receiver.harness.github.asked == asked and not await receiver.is_marked()
+    assert receiver.harness.github.request_count == asked and not await receiver.is_marked()
 
 
 async def test_a_replay_under_another_id_is_processed_once(receiver: WebhookReceiver) -> None:
     payload = {"pull_request": {"number": 1}}
     assert await receiver.send("pull_request", delivery="one", **payload) == DeliveryResult.TAKEN
     await receiver.settle()
-    asked = receiver.harness.github.asked
+    asked = receiver.harness.github.request_count
     assert await receiver.send("pull_request", delivery="two", **payload) == DeliveryResult.KNOWN
     assert await receiver.send("pull_request", delivery="one", more=1, **payload) == DeliveryResult.KNOWN
     await receiver.settle()
-    assert receiver.harness.github.asked == asked and not await receiver.is_marked()
+    assert receiver.harness.github.request_count == asked and not await receiver.is_marked()
     # the same payload of another event is not a replay
     assert await receiver.send("pull_request_review", delivery="three", **payload) == DeliveryResult.TAKEN
 
@@ -323,9 +323,8 @@ async def test_names_that_cannot_be_stored_are_rejected(receiver: WebhookReceive
             with pytest.raises(InvalidInputError) as refused:
                 await receiver.send_raw(event, start + b"," + rest + b"}")
             assert refused.value.status == 400
-    assert (
-        await receiver.send("push", ref="refs/heads/" + "x" * 251) == DeliveryResult.TAKEN
-    )  # branch names can be that long
+    # branch names can be that long
+    assert await receiver.send("push", ref="refs/heads/" + "x" * 251) == DeliveryResult.TAKEN
     assert not await receiver.is_marked()
 
 

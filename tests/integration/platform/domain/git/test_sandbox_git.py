@@ -160,6 +160,20 @@ async def test_a_checkout_equals_a_clone(guest: SandboxCheckout, upstream: Repos
     assert await guest.list_leftovers() == ""
 
 
+async def test_byproducts_of_programs_are_not_work_unless_the_repository_has_some(
+    empty_guest: SandboxCheckout, bundle: Bundle, upstream: Repository, tmp_path: Path
+) -> None:
+    make = "mkdir -p src/__pycache__ node_modules/a; touch src/__pycache__/a.pyc node_modules/a/b.js b.pyc new.py"
+    await create_checkout(empty_guest, bundle, upstream)
+    await empty_guest.sh(make)
+    assert (await empty_guest.sh("git add -A; git diff --cached --name-only")).split() == ["new.py"]
+    await empty_guest.sh("find . -mindepth 1 -delete")
+    upstream.commit("build: bundle the action", **{"node_modules/index.js": "1\n"})
+    await create_checkout(empty_guest, upstream.bundle(tmp_path / "bundle2", "refs/heads/main"), upstream)
+    await empty_guest.sh(make)
+    assert "node_modules/a/b.js" in await empty_guest.sh("git add -A; git diff --cached --name-only")
+
+
 async def test_a_complete_checkout_is_kept_and_a_partial_one_is_replaced(
     guest: SandboxCheckout, bundle: Bundle, upstream: Repository
 ) -> None:
@@ -551,7 +565,7 @@ def test_many_conflicts_are_parsed_quickly() -> None:
     messages = "CONFLICT (rename/delete): x was renamed to with spaces\n" + messages
     output = messages.encode() + b"\0" + b"\0".join(f"100644 2\t{path}".encode() for path in paths)
     started = time.process_time()
-    found = {one.path: one for one in parse_conflicts(output)}
+    found = {item.path: item for item in parse_conflicts(output)}
     assert time.process_time() - started < 3, "searching every message for every path would take half a minute"
     assert (found["7"].kind, found["with spaces"].kind) == ("content", "rename/delete")
     assert found["7"].detail.endswith(" 7")
@@ -565,12 +579,12 @@ async def test_conflicts_are_reported_and_the_checkout_is_unchanged(
     before = await guest.describe_state()
     with pytest.raises(ConflictsError) as found:
         await guest.merge(theirs, message="chore: merge", leave_conflicts=False, identity=BOB)
-    assert {one.path: one.kind for one in found.value.files} == CONFLICT_KINDS
-    assert all(one.detail for one in found.value.files)
+    assert {file.path: file.kind for file in found.value.files} == CONFLICT_KINDS
+    assert all(file.detail for file in found.value.files)
     assert await guest.describe_state() == before
     with pytest.raises(ConflictsError) as found:
         await guest.rebase("origin/main")
-    assert {one.path for one in found.value.files} == set(CONFLICT_KINDS)
+    assert {file.path for file in found.value.files} == set(CONFLICT_KINDS)
     assert await guest.describe_state() == before
     assert await guest.abort() is False
 
@@ -581,7 +595,7 @@ async def test_conflicts_can_be_left_resolved_and_aborted(
     theirs = await create_divergence(guest, upstream, tmp_path)
     before = await guest.describe_state()
     remaining = await guest.merge(theirs, message="chore: merge", leave_conflicts=True, identity=BOB)
-    assert {one.path for one in remaining} == set(CONFLICT_KINDS)
+    assert {item.path for item in remaining} == set(CONFLICT_KINDS)
     status = await guest.get_status()
     assert status.under_way == "merge"
     assert StatusEntry("a.txt", Change.CONFLICTED, Change.CONFLICTED) in status.entries

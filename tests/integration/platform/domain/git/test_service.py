@@ -1,4 +1,4 @@
-"""From a local repository to a pushed branch, with a real engine. Tests that need a forge are in tests/acceptance."""
+"""Test the way from a local repository to a pushed branch, with a real engine. Tests that need a forge are in tests/acceptance."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def harness(platform: PlatformHarness, tmp_path: Path) -> AsyncIterator[Gi
     origin = Origin(tmp_path / "origin.git")
     origin.git("init", "-q", "--bare", str(origin.path), cwd=tmp_path)
     origin.commit(readme="hello\n")
-    owner = await platform.person("chief", "admin")
+    owner = await platform.create_person("chief", "admin")
     project = await platform.services.projects.create(owner, "site", repository=str(origin.path), base_branch="main")
     yield GitHarness(platform, origin, owner, project.id)
 
@@ -138,7 +138,9 @@ async def test_a_session_becomes_a_branch_on_the_remote(harness: GitHarness) -> 
     assert checkout.branch == f"session/untitled-session-{row.id[-4:]}"
     assert (await git.get_status(harness.owner, sandbox.id)).clean
     assert await git.list_commits(harness.owner, sandbox.id) == []
-    assert [one.subject for one in await git.list_base_commits(harness.owner, sandbox.id)] == ["feat: of somebody else"]
+    assert [base_commit.subject for base_commit in await git.list_base_commits(harness.owner, sandbox.id)] == [
+        "feat: of somebody else"
+    ]
 
     await harness.run(sandbox, "echo more >> readme.txt; echo new > 'a b.txt'")
     status = await git.get_status(harness.owner, sandbox.id)
@@ -158,9 +160,9 @@ async def test_a_session_becomes_a_branch_on_the_remote(harness: GitHarness) -> 
         == "Sandyard <sandyard@localhost> feat: say more"
     )
     assert (await harness.push(sandbox))["upToDate"] is True  # repeating is safe
-    assert [one.id for one in await git.list_commits(harness.owner, sandbox.id)] == [commit]
+    assert [item.id for item in await git.list_commits(harness.owner, sandbox.id)] == [commit]
     commits, compared = await git.compare(harness.owner, harness.project_id, "main", checkout.branch)
-    assert [one.id for one in commits] == [commit] and len(compared.files) == 2
+    assert [item.id for item in commits] == [commit] and len(compared.files) == 2
 
 
 async def test_a_fork_of_a_session_continues_its_work_on_a_branch_of_its_own(harness: GitHarness) -> None:
@@ -337,11 +339,11 @@ async def test_conflicts_can_be_left_to_the_agent_or_given_up(harness: GitHarnes
     with pytest.raises(OperationFailedError) as error:
         await harness.update(sandbox, "rebase")
     assert error.value.code == "conflicts"
-    assert [one["path"] for one in error.value.extra["files"]] == ["readme.txt"]  # type: ignore[attr-defined]
+    assert [file["path"] for file in error.value.extra["files"]] == ["readme.txt"]  # type: ignore[attr-defined]
     assert await harness.run(sandbox, "git rev-parse HEAD; git status --porcelain") == f"{mine}\n"
 
     remaining = await harness.update(sandbox, "agent")
-    assert [one["path"] for one in remaining["conflicts"]] == ["readme.txt"]
+    assert [conflict["path"] for conflict in remaining["conflicts"]] == ["readme.txt"]
     assert "<<<<<<<" in await harness.run(sandbox, "cat readme.txt")
     message = (await harness.platform.services.sessions.list_messages(harness.owner, row.id, PageRequest())).items[0]
     assert message.role == "system" and "readme.txt" in message.parts[0]["text"]
@@ -376,7 +378,7 @@ async def test_a_paused_sandbox_is_read_from_its_checkpoint(harness: GitHarness)
     await services.sandboxes.pause(harness.owner, sandbox.id)
     after = await git.get_status(harness.owner, sandbox.id)
     assert (after.live, after.entries, after.head, after.branch) == (False, before.entries, commit, before.branch)
-    assert [one.id for one in await git.list_commits(harness.owner, sandbox.id)] == [commit]
+    assert [item.id for item in await git.list_commits(harness.owner, sandbox.id)] == [commit]
     assert {file.path for file in (await git.get_diff(harness.owner, sandbox.id)).files} == {"a.txt", "s.txt", "l.txt"}
     assert {file.path for file in (await git.get_diff(harness.owner, sandbox.id, against="head")).files} == {
         "s.txt",
@@ -384,7 +386,7 @@ async def test_a_paused_sandbox_is_read_from_its_checkpoint(harness: GitHarness)
     }
     assert (await harness.platform.reload(sandbox)).status == "paused"  # reading does not resume it
     checkpoints = (await git.list_checkpoints(harness.owner, row.id, PageRequest())).items
-    assert [(one.reason, one.changed) for one in checkpoints] == [("pause", 2)]
+    assert [(checkpoint.reason, checkpoint.changed) for checkpoint in checkpoints] == [("pause", 2)]
 
 
 async def test_a_checkpoint_is_restored_into_a_new_sandbox(harness: GitHarness) -> None:
@@ -401,7 +403,9 @@ async def test_a_checkpoint_is_restored_into_a_new_sandbox(harness: GitHarness) 
     assert restored.id != sandbox.id and (await harness.platform.reload(sandbox)).status == "destroyed"
     assert await harness.run(restored, "git status --porcelain=v2 --branch") == before
     assert await harness.run(restored, "cat a.txt s.txt l.txt") == "xstaged\nloose\n"
-    reasons = [one.reason for one in (await git.list_checkpoints(harness.owner, row.id, PageRequest())).items]
+    reasons = [
+        checkpoint.reason for checkpoint in (await git.list_checkpoints(harness.owner, row.id, PageRequest())).items
+    ]
     assert reasons == ["restore", "asked"]  # the discarded state was saved too
     await harness.complete(await git.commit(harness.owner, restored.id, message="feat: all of it"))
     assert (await harness.push(restored))["commits"] == 2
@@ -473,9 +477,8 @@ async def test_a_branch_of_somebody_else_is_not_overwritten(harness: GitHarness)
     git = harness.platform.services.git
     _, sandbox = await harness.create_session()
     harness.origin.git("branch", "release", "main")
-    await harness.complete(
-        await git.create_branch(harness.owner, sandbox.id, name="release")
-    )  # the mirror does not know of it yet
+    # the mirror does not know of it yet
+    await harness.complete(await git.create_branch(harness.owner, sandbox.id, name="release"))
     await harness.commit(sandbox, a="x")
     with pytest.raises(OperationFailedError, match="somebody else's"):
         await harness.push(sandbox)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -82,7 +83,13 @@ class TunnelDaemon:
             await process.wait()
 
     def kill(self) -> None:
+        """Kill the daemon and its bridges, and wait until they have ended: until then the socket accepts connections."""
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if str(self.folder).encode() in (process / "cmdline").read_bytes().split(b"\0"):
-                    os.kill(int(process.name), signal.SIGKILL)
+                    pidfd = os.pidfd_open(int(process.name))
+                    try:
+                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                        select.select([pidfd], [], [], 30)
+                    finally:
+                        os.close(pidfd)

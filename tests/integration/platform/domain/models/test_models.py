@@ -24,7 +24,7 @@ from sandyard.platform.domain.models.tunnel import RequestMemory, ResponseWriter
 from sandyard.platform.domain.models.tunnel_keeper import OPEN_TIMEOUT_S, TunnelKeeper
 from sandyard.platform.domain.sandboxes.e2b import SandboxNotRunningError
 from tests.integration.platform.domain.sandboxes.platform_harness import DEADLINE, PlatformHarness, until
-from tests.unit.platform.domain.models.people import KEY, Scene, Speaker, played
+from tests.unit.platform.domain.models.people import KEY, Scene, Speaker, open_scene
 from tests.unit.platform.domain.models.upstream import Reply, Seen, Upstream, chat
 
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
@@ -36,7 +36,7 @@ async def list_calls(scene: Scene) -> list[ModelCall]:
 
 
 async def test_a_model_call_is_forwarded_and_counted(platform: PlatformHarness, upstream: Upstream) -> None:
-    scene = await played(platform, upstream)
+    scene = await open_scene(platform, upstream)
     turn = await scene.turn()
     with platform.services.models.count_for_turn(scene.sandbox.id, turn):
         output = await scene.run(f"print(ask(body={HELLO!r})[:2])")
@@ -77,10 +77,10 @@ async def test_a_stream_is_delivered_piece_by_piece(
         await reply.end()
 
     upstream.handler = handler
-    scene = await played(platform, upstream)
+    scene = await open_scene(platform, upstream)
     output = await scene.run(
         """
-stream, heard = opened(body={"model": "tiny", "stream": True, "messages": []}), []
+stream, heard = send_request(body={"model": "tiny", "stream": True, "messages": []}), []
 for line in stream:
     line = line.decode().strip()
     if line.startswith("data: {") and json.loads(line[6:])["choices"]:
@@ -98,7 +98,7 @@ async def test_the_api_key_never_reaches_the_sandbox(platform: PlatformHarness, 
         """Respond like a provider that echoes the key: in a header, in pieces, in an error."""
         authorization = seen.headers["authorization"].encode()
         if seen.json.get("fail"):
-            await reply.whole(
+            await reply.send(
                 b'{"error": {"message": "bad key %s"}}' % authorization, status=401, x_echo=authorization.decode()
             )
             return
@@ -108,7 +108,7 @@ async def test_the_api_key_never_reaches_the_sandbox(platform: PlatformHarness, 
         await reply.end()
 
     upstream.handler = echo
-    scene = await played(platform, upstream)
+    scene = await open_scene(platform, upstream)
     output = await scene.run("for body in ({'fail': 1}, {'model': 'tiny'}): print(ask(body=body))")
     assert "*" * len(KEY) in output
     searched = await scene.platform.run(
@@ -126,10 +126,10 @@ async def test_the_api_key_never_reaches_the_sandbox(platform: PlatformHarness, 
 
 
 async def test_wrong_capabilities_and_unknown_paths_are_rejected(platform: PlatformHarness, upstream: Upstream) -> None:
-    scene = await played(platform, upstream)
+    scene = await open_scene(platform, upstream)
     output = await scene.run(
         """
-good = said["capability"]
+good = config["capability"]
 print([ask("/v1/chat/completions", {}, {"Authorization": shown})[0] for shown in ("", "Bearer x", "Bearer " + good[:-1])])
 others = [("/v1/models?key=" + good, {}), ("/v1/models", {"x-api-key": good})]
 print(*(ask(path, None, {"Authorization": "", **shown}, "GET")[0] for path, shown in others))
@@ -144,11 +144,11 @@ print(ask(body={})[0])"""
 
 
 async def test_calls_over_the_budget_are_rejected(platform: PlatformHarness, upstream: Upstream) -> None:
-    scene = await played(platform, upstream, tasks={"monthlyBudget": {"tokens": 25}})
+    scene = await open_scene(platform, upstream, tasks={"monthlyBudget": {"tokens": 25}})
     turn, reported = await scene.turn(), []
 
-    async def record(turn_id: str, sentence: str) -> None:
-        reported.append((turn_id, sentence))
+    async def record(turn_id: str, message: str) -> None:
+        reported.append((turn_id, message))
 
     platform.services.models.over_budget_hooks.append(record)
     await platform.services.models.check_budget(scene.session)
@@ -177,7 +177,7 @@ async def test_an_abandoned_response_is_counted(platform: PlatformHarness, upstr
 
     async def endless(seen: Seen, reply: Reply) -> None:
         if "stream" not in seen.json:
-            await reply.whole({"words": "y" * 400})
+            await reply.send({"words": "y" * 400})
             return
         await reply.stream()
         while True:
@@ -185,9 +185,9 @@ async def test_an_abandoned_response_is_counted(platform: PlatformHarness, upstr
             await asyncio.sleep(0.01)
 
     upstream.handler = endless
-    scene = await played(platform, upstream)
+    scene = await open_scene(platform, upstream)
     await scene.run(
-        "stream = opened(body={'model': 'tiny', 'stream': True, 'messages': ['x' * 4000]})\nstream.readline(); stream.close()\n"
+        "stream = send_request(body={'model': 'tiny', 'stream': True, 'messages': ['x' * 4000]})\nstream.readline(); stream.close()\n"
         "ask(body={'model': 'tiny', 'messages': ['x' * 4000]})"
     )
     await until(lambda: _are_counted(scene), "the calls are counted")
@@ -202,7 +202,7 @@ async def _are_counted(scene: Scene) -> bool:
 
 
 async def test_an_ambiguous_request_body_is_rejected(platform: PlatformHarness, upstream: Upstream) -> None:
-    scene = await played(platform, upstream)
+    scene = await open_scene(platform, upstream)
     twice = '{"model": "dear", "model": "tiny", "messages": []}'
     output = await scene.run(f"print(ask(body={ {**HELLO, 'background': True}!r})[0])")
     assert output.strip() == "200"
@@ -212,7 +212,7 @@ async def test_an_ambiguous_request_body_is_rejected(platform: PlatformHarness, 
 
 
 async def test_hosted_tools_are_rejected_unless_allowed(platform: PlatformHarness, upstream: Upstream) -> None:
-    scene = await played(platform, upstream, agent={"hosted_tools": ["scripted/plugins", "other/web_search"]})
+    scene = await open_scene(platform, upstream, agent={"hosted_tools": ["scripted/plugins", "other/web_search"]})
     with_search, with_plugins = {**HELLO, "web_search_options": {}}, {**HELLO, "plugins": [{"id": "web"}]}
     output = await scene.run(f"print(ask(body={with_search!r})); print(ask(body={with_plugins!r})[0])")
     rejected, allowed = output.strip().splitlines()
@@ -223,7 +223,7 @@ async def test_hosted_tools_are_rejected_unless_allowed(platform: PlatformHarnes
 
 
 async def test_a_budget_in_dollars_needs_a_price(platform: PlatformHarness, upstream: Upstream) -> None:
-    scene = await played(platform, upstream, tasks={"monthlyBudget": {"usd": 1}})
+    scene = await open_scene(platform, upstream, tasks={"monthlyBudget": {"usd": 1}})
     output = await scene.run("print(ask(body={'model': 'unknown'})[:2], ask(body={'model': 'tiny'})[0])")
     assert "402" in output
     assert "is unknown" in output
@@ -238,7 +238,7 @@ async def test_a_failed_call_to_the_provider_is_recorded(platform: PlatformHarne
         reply.writer.close()
 
     upstream.handler = broken
-    scene = await played(platform, upstream)
+    scene = await open_scene(platform, upstream)
     output = await scene.run(
         """
 print(ask(body={"model": "none"})[0])
@@ -257,10 +257,10 @@ async def test_a_rejected_api_key_is_reported_to_the_turn(platform: PlatformHarn
 
     async def refuse(seen: Seen, reply: Reply) -> None:
         status, message = responses.pop(0)
-        await reply.whole({"error": {"message": message}}, status=status)
+        await reply.send({"error": {"message": message}}, status=status)
 
     upstream.handler = refuse
-    scene = await played(platform, upstream)
+    scene = await open_scene(platform, upstream)
     models, turn, reported = platform.services.models, await scene.turn(), list[tuple[str, Fault]]()
 
     async def record(turn_id: str, fault: Fault) -> None:
@@ -282,7 +282,7 @@ async def test_a_rejected_api_key_is_reported_to_the_turn(platform: PlatformHarn
 
         await until(is_reported, "the turn is notified")
         assert reported == [(turn.id, models.get_fault(turn.id))]
-    assert reported[0][1].sentence == "scripted rejected the API key (401). It said: “no such key: ***”"
+    assert reported[0][1].message == "scripted rejected the API key (401). It said: “no such key: ***”"
     assert models.get_fault(turn.id) is None
 
 
@@ -293,9 +293,9 @@ async def test_the_request_ends_when_the_agent_disconnects(platform: PlatformHar
         await asyncio.Event().wait()
 
     upstream.handler = endless
-    scene = await played(platform, upstream)
+    scene = await open_scene(platform, upstream)
     await scene.run(
-        'stream = opened(body={"model": "tiny", "stream": True}); print(stream.readline()); import os; os._exit(0)'
+        'stream = send_request(body={"model": "tiny", "stream": True}); print(stream.readline()); import os; os._exit(0)'
     )
     async with asyncio.timeout(30):
         await upstream.left.wait()
@@ -317,7 +317,7 @@ async def test_calls_continue_after_an_engine_outage_and_a_pause(platform: Platf
         await asyncio.Event().wait()
 
     upstream.handler = silent
-    scene = await played(platform, upstream)
+    scene = await open_scene(platform, upstream)
     running = asyncio.ensure_future(scene.run(f"print(ask(body={HELLO!r})[0])"))
     await asked.wait()
     (row,) = await list_calls(scene)
@@ -335,7 +335,7 @@ async def test_calls_continue_after_an_engine_outage_and_a_pause(platform: Platf
 async def test_the_tunnel_recovers_from_a_database_outage(
     platform: PlatformHarness, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene, rows, failed = await played(platform, upstream), platform.services.lifecycle.repository, asyncio.Event()
+    scene, rows, failed = await open_scene(platform, upstream), platform.services.lifecycle.repository, asyncio.Event()
     real = rows.get
 
     async def get(sandbox_id: str) -> Sandbox:
@@ -377,7 +377,7 @@ async def stop(keeper: TunnelKeeper) -> None:
 
 async def test_another_process_takes_over_the_tunnel(platform: PlatformHarness, upstream: Upstream) -> None:
     """As after kill -9: the next process serves the waiting requests, with the same capability and port."""
-    scene = await played(platform, upstream)
+    scene = await open_scene(platform, upstream)
     services = platform.services
     await services.models.detach(scene.sandbox.id)
     running = asyncio.ensure_future(scene.run(f"print(ask(body={HELLO!r})[0])"))
@@ -400,7 +400,7 @@ async def test_another_process_takes_over_the_tunnel(platform: PlatformHarness, 
 
 
 async def test_attaching_does_not_resume_a_paused_sandbox(platform: PlatformHarness, upstream: Upstream) -> None:
-    scene = await played(platform, upstream)
+    scene = await open_scene(platform, upstream)
     await platform.services.models.detach(scene.sandbox.id)
     row = await platform.services.lifecycle.pause(await platform.reload(scene.sandbox))
     with pytest.raises(SandboxNotRunningError):

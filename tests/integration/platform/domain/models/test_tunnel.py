@@ -192,12 +192,12 @@ async def test_requests_survive_a_crash_of_the_platform(daemon: TunnelDaemon, ag
 
     async with daemon.attach(serve_forever):
         unanswered = asyncio.ensure_future(agent.post(f"{daemon.url}/unanswered", content=b"x" * 100_000))
-        cut = asyncio.ensure_future(read_half())
+        half_read = asyncio.ensure_future(read_half())
         mcp_call = asyncio.ensure_future(agent.post(f"{daemon.url}/mcp_1", content=b"act"))
         await asked.wait()
         await half.wait()
         await acted.wait()
-    for failed in (cut, mcp_call):
+    for failed in (half_read, mcp_call):
         with pytest.raises(httpx.RemoteProtocolError):
             await failed
     waiting = asyncio.ensure_future(agent.post(f"{daemon.url}/waiting", content=b"abc"))

@@ -112,6 +112,6 @@ async def harness(platform: PlatformHarness, tmp_path: Path) -> PreparationHarne
     remote = Remote(tmp_path / "origin.git")
     remote.git("init", "-q", "--bare", str(remote.path), cwd=tmp_path)
     remote.commit({"readme.md": "hello\n", ".gitignore": "node_modules/\n"})
-    owner = await platform.person("chief", "admin")
+    owner = await platform.create_person("chief", "admin")
     project = await platform.services.projects.create(owner, "site", repository=str(remote.path), base_branch="main")
     return PreparationHarness(platform, remote, owner, project)

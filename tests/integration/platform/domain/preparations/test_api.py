@@ -28,7 +28,7 @@ async def test_a_preparation_is_created_read_and_deleted(harness: PreparationHar
         assert created["commands"][0]["exitCode"] == 0
         assert (await web.get(f"/api/v1/preparations/{created['id']}")).json()["status"] == "ready"
         listed = (await web.get(path)).json()["items"]
-        assert [one["status"] for one in listed] == ["ready", "failed"]
+        assert [item["status"] for item in listed] == ["ready", "failed"]
         assert (await web.delete(f"/api/v1/preparations/{created['id']}")).status_code == 204
         assert (await web.get(f"/api/v1/preparations/{created['id']}")).status_code == 404
         assert (await web.post(path, json={"agent": "nobody"})).status_code == 400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
+from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError, SandyardError
 from sandyard.platform.db.models import Event, Preparation, Sandbox
 from sandyard.platform.domain.agents.profiles.model import Install, Profile
 from sandyard.platform.domain.paging import PageRequest
@@ -102,14 +103,14 @@ async def test_newer_commits_are_included_and_the_same_id_is_the_same_session(ha
     requests = [sessions.create(harness.owner, project_id=harness.project.id, **wanted) for _ in range(3)]  # type: ignore[arg-type]
     created = await asyncio.gather(*requests)
     row, sandbox = created[0]
-    assert {(one.id, box.id) for one, box in created} == {("ses_mine", sandbox.id)}
+    assert {(session.id, box.id) for session, box in created} == {("ses_mine", sandbox.id)}
     await harness.wait_for_checkout(sandbox)
     checkout = await harness.platform.services.git.get_checkout(harness.owner, sandbox.id)
     assert (checkout.base_commit, await harness.run(sandbox, "git rev-parse HEAD")) == (newer, f"{newer}\n")
     assert await harness.run(sandbox, "cat more.txt; git status --porcelain") == "more\n"
     again, same = await sessions.create(harness.owner, project_id=harness.project.id, session_id="ses_mine")
     assert (again.id, same.id) == (row.id, sandbox.id)
-    other = await harness.platform.person("other", "admin")
+    other = await harness.platform.create_person("other", "admin")
     with pytest.raises(ConflictError):
         await sessions.create(other, session_id="ses_mine")
     second = await harness.prepare()
@@ -162,13 +163,15 @@ async def test_an_agent_is_installed_once_per_template(harness: PreparationHarne
     known = await snapshots.ensure(harness.owner.user_id, tool, "base")
     assert await snapshots.find(harness.owner.user_id, tool, "base") == known
     assert await snapshots.find(harness.owner.user_id, BARE, "base") == "base", "this agent installs nothing"
-    stranger = await harness.platform.person("stranger", "member")
+    stranger = await harness.platform.create_person("stranger", "member")
     assert await snapshots.find(stranger.user_id, tool, "base") == "base", "a user's own agent is not for others"
     with pytest.raises(InvalidInputError, match="no template"):
         await harness.platform.services.sandboxes.create_sandbox(stranger, template=known)
     newer = replace(tool, install=replace(chosen, version="2"))
     await harness.platform.services.engine.delete_snapshot(known)
-    both = await asyncio.gather(*(snapshots.ensure(harness.owner.user_id, one, "base") for one in (tool, newer, newer)))
+    both = await asyncio.gather(
+        *(snapshots.ensure(harness.owner.user_id, item, "base") for item in (tool, newer, newer))
+    )
     assert known not in both, "a snapshot lost by the engine is created again"
     assert both[0] != both[1] == both[2]
     await until(no_installer_is_left(harness), "the installing sandboxes are destroyed")
@@ -180,7 +183,7 @@ async def test_an_agent_is_installed_once_per_template(harness: PreparationHarne
 
 async def test_the_sandbox_that_installs_an_agent_is_not_accessible(harness: PreparationHarness) -> None:
     """Its snapshot is used by everybody: the user who requested it first must not be able to change it."""
-    member, services = await harness.platform.person("member"), harness.platform.services
+    member, services = await harness.platform.create_person("member"), harness.platform.services
     wait = "echo fetching; until [ -e /tmp/go ]; do sleep 0.05; done; mkdir ~/.tool"
     tool = replace(TOOL, install=Install("1", ("test", "-e", "/home/user/.tool"), wait))
     reported: list[SnapshotBuild] = []
@@ -206,7 +209,7 @@ async def test_the_sandbox_that_installs_an_agent_is_not_accessible(harness: Pre
     await until(is_output_shown, "the output is shown to the waiting caller")
     for everybody in (True, False):
         page = await services.lifecycle.repository.page(member, PageRequest(), everybody=everybody)
-        assert row.id not in [one.id for one in page.items]
+        assert row.id not in [item.id for item in page.items]
     with pytest.raises(NotFoundError):
         await services.lifecycle.repository.get_for(member, row.id)
     with pytest.raises(NotFoundError):
@@ -263,14 +266,14 @@ async def test_installing_the_agent_in_the_prepared_sandbox_is_reported(
 
 
 async def test_the_sandbox_that_prepares_a_project_is_not_accessible(harness: PreparationHarness) -> None:
-    member, services = await harness.platform.person("member"), harness.platform.services
+    member, services = await harness.platform.create_person("member"), harness.platform.services
     await services.projects.add_member(harness.owner, harness.project.id, member.user_id)
     await harness.update_settings(setup={"command": "until [ -e /tmp/go ]; do sleep 0.05; done; echo ready"})
     preparing = asyncio.create_task(harness.prepare(caller=member))
 
     async def find_running_setup() -> Preparation | None:
         page = await services.preparations.list(member, harness.project.id, PageRequest())
-        return next((one for one in page.items if one.detail.get("commands")), None)
+        return next((item for item in page.items if item.detail.get("commands")), None)
 
     await until(find_running_setup, "the setup runs")
     row = await find_running_setup()
@@ -280,6 +283,14 @@ async def test_the_sandbox_that_prepares_a_project_is_not_accessible(harness: Pr
         services.lifecycle.repository.get_for(member, row.sandbox_id),
         services.commands.execute(member, row.sandbox_id, NewCommand("touch /tmp/go", 10)),
         services.commands.kill(member, command_id),
+        services.previews.create(member, row.sandbox_id, 8000),
+        services.previews.list_ports(member, row.sandbox_id),
+        services.sandboxes.resume(member, row.sandbox_id),
+        services.sandboxes.fork(member, row.sandbox_id),
+        services.sandboxes.list_files(member, row.sandbox_id, "/", 1),
+        services.git.get_checkout(member, row.sandbox_id),
+        services.git.push(member, row.sandbox_id),
+        services.terminals.open(member, row.sandbox_id, 80, 24),
     ):
         with pytest.raises(NotFoundError):
             await forbidden
@@ -313,7 +324,7 @@ async def test_a_failed_setup_is_reported_and_not_repeated_at_once(harness: Prep
 
 async def test_a_stranger_cannot_use_a_preparation(harness: PreparationHarness) -> None:
     made = await harness.prepare()
-    stranger, services = await harness.platform.person("stranger"), harness.platform.services
+    stranger, services = await harness.platform.create_person("stranger"), harness.platform.services
     with pytest.raises(NotFoundError):
         await services.preparations.get(stranger, made.id)
     with pytest.raises(NotFoundError):
@@ -474,3 +485,47 @@ async def test_a_preparation_can_start_again_while_it_is_deleted(
     await preparations.delete(harness.owner, made.id)
     again = await preparations.wait(made.id)
     assert (again.status, again.snapshot != made.snapshot) == ("ready", True)
+
+
+async def test_preparations_of_one_user_wait_for_each_other(harness: PreparationHarness) -> None:
+    """Their sandboxes do not count as the user's, so there must not be any number of them."""
+    services = harness.platform.services
+    harness.remote.commit({".sandyard/setup.sh": "until [ -e /tmp/go ]; do sleep 0.05; done\n"})
+    limit, names = services.settings.preparations_per_user, list[str]()
+    for number in range(limit + 1):
+        names.append(f"branch{number}")
+        harness.remote.commit({f"{number}.txt": "more\n"}, branch=names[-1])
+    rows = [
+        await services.preparations.start(harness.owner, harness.project, base_branch=name, profile=BARE)
+        for name in names
+    ]
+    last = rows[-1]
+
+    async def is_waiting() -> bool:
+        progress = services.preparations.get_progress(last.id)
+        return progress is not None and "waiting for other preparations of this user" in progress.step
+
+    async def list_running() -> list[str]:
+        steps = [services.preparations.get_progress(row.id) for row in rows]
+        return [row.id for row, step in zip(rows, steps, strict=True) if step and step.step.startswith("running")]
+
+    async def all_others_run() -> bool:
+        return len(await list_running()) == limit
+
+    await until(is_waiting, "the last one waits")
+    await until(all_others_run, "the others run")
+    assert await is_waiting() and len(await harness.platform.list_engine_ids()) == limit
+    other = await harness.platform.create_person("other", "admin")
+    of_another = await services.preparations.start(other, harness.project, base_branch="main", profile=BARE)
+    assert of_another.id not in {row.id for row in rows}
+
+    async def release() -> bool:
+        for engine_id in await harness.platform.list_engine_ids():
+            with contextlib.suppress(SandyardError):  # it has ended
+                await services.engine.programs.run(engine_id, ["touch", "/tmp/go"])
+        running = [services.preparations.get_progress(row.id) for row in (*rows, of_another)]
+        return not any(running)
+
+    await until(release, "all are ready")
+    for row in (*rows, of_another):
+        assert (await services.preparations.wait(row.id)).status == "ready"

@@ -31,7 +31,9 @@ async def start_server(platform: PlatformHarness, port: int = 3000) -> Sandbox:
 
     async def is_listening() -> bool:
         platform.clock.advance(PORTS_CACHE_S)
-        return port in [one.port for one in (await platform.services.previews.list_ports(platform.owner, row.id)).items]
+        return port in [
+            item.port for item in (await platform.services.previews.list_ports(platform.owner, row.id)).items
+        ]
 
     await until(is_listening, "a server listens")
     return row
@@ -54,18 +56,18 @@ async def test_listing_ports_does_not_count_as_use_of_the_sandbox(
     lookups = 0
     list_listeners = lifecycle.engine.ports.list_listeners
 
-    async def counted(engine_id: str) -> object:
+    async def count_lookup(engine_id: str) -> object:
         nonlocal lookups
         lookups += 1
         return await list_listeners(engine_id)
 
-    monkeypatch.setattr(lifecycle.engine.ports, "list_listeners", counted)
+    monkeypatch.setattr(lifecycle.engine.ports, "list_listeners", count_lookup)
     platform.clock.advance(PORTS_CACHE_S)
     found = await asyncio.gather(*(previews.list_ports(platform.owner, row.id) for _ in range(10)))
     assert lookups == 1
     assert all(same == found[0] for same in found)
     with pytest.raises(NotFoundError):
-        await previews.list_ports(await platform.person("stranger"), row.id)
+        await previews.list_ports(await platform.create_person("stranger"), row.id)
 
     idle = lifecycle.activity.idle_for(row.id)
     platform.clock.advance(PORTS_CACHE_S)
@@ -144,7 +146,7 @@ async def test_a_pass_is_valid_for_one_port_and_a_limited_time(platform: Platfor
 
 async def test_a_pass_ends_with_the_access_of_its_holder(platform: PlatformHarness) -> None:
     previews, users = platform.services.previews, platform.services.users
-    guest = await platform.person("guest")
+    guest = await platform.create_person("guest")
     project = await platform.project(platform.owner, guest)
     _, row = await platform.services.sessions.create(platform.owner, title="shared", project_id=project)
     preview = PreviewPort(row.id, 3000)

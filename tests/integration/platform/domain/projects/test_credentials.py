@@ -41,7 +41,7 @@ def credentials(world: World) -> Credentials:
 
 
 async def test_credentials_are_written_listed_revealed_and_removed(world: World, credentials: Credentials) -> None:
-    maria = (await world.person("maria")).principal
+    maria = (await world.create_person("maria")).principal
     project = await world.projects.create(maria, "website")
     assert await credentials.list(maria, project.id) == []
     first = await credentials.put(maria, project.id, token=Secret(TOKEN))
@@ -61,7 +61,7 @@ async def test_credentials_are_written_listed_revealed_and_removed(world: World,
         with pytest.raises(NotFoundError):
             await credentials.remove(maria, project.id, gone)
     events = [
-        (event.kind, event.project_id, event.data) for event in await world.emitted() if "credential" in event.kind
+        (event.kind, event.project_id, event.data) for event in await world.list_events() if "credential" in event.kind
     ]
     written, removed = "project.credential_written", "project.credential_removed"
     assert events == [
@@ -73,7 +73,7 @@ async def test_credentials_are_written_listed_revealed_and_removed(world: World,
 
 
 async def test_only_the_owner_may_change_credentials(world: World, credentials: Credentials) -> None:
-    maria, otto, eve = [(await world.person(name)).principal for name in ("maria", "otto", "eve")]
+    maria, otto, eve = [(await world.create_person(name)).principal for name in ("maria", "otto", "eve")]
     project = await world.projects.create(maria, "website")
     await world.projects.add_member(maria, project.id, otto.user_id)
     await credentials.put(maria, project.id, token=Secret(TOKEN))
@@ -101,7 +101,7 @@ async def test_only_the_owner_may_change_credentials(world: World, credentials: 
 
 
 async def test_credentials_are_encrypted_and_bound_to_their_row(world: World, credentials: Credentials) -> None:
-    maria = (await world.person("maria")).principal
+    maria = (await world.create_person("maria")).principal
     mine, other = [await world.projects.create(maria, name) for name in ("mine", "other")]
     await credentials.put(maria, mine.id, token=Secret(TOKEN))
     await credentials.put(maria, other.id, token=Secret("x" * 20))
@@ -117,14 +117,14 @@ async def test_credentials_are_encrypted_and_bound_to_their_row(world: World, cr
 
 
 async def test_concurrent_writes_store_one_credential(world: World, credentials: Credentials) -> None:
-    maria = (await world.person("maria")).principal
+    maria = (await world.create_person("maria")).principal
     project = await world.projects.create(maria, "website")
     await asyncio.gather(*(credentials.put(maria, project.id, token=Secret("x" * 20 + str(n))) for n in range(8)))
     assert len(await credentials.list(maria, project.id)) == 1
 
 
 async def test_one_invalid_credential_stores_none(world: World, credentials: Credentials) -> None:
-    maria = (await world.person("maria")).principal
+    maria = (await world.create_person("maria")).principal
     project = await world.projects.create(maria, "website")
     with pytest.raises(InvalidInputError):
         await credentials.put(maria, project.id, token=Secret(TOKEN), webhook_secret=Secret("short"))

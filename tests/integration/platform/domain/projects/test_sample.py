@@ -23,27 +23,27 @@ def git(folder: Path | str, *arguments: str) -> str:
 
 
 async def test_each_user_gets_one_sample_project(world: World) -> None:
-    maria, otto = await world.person("maria"), await world.person("otto")
+    maria, otto = await world.create_person("maria"), await world.create_person("otto")
     made = await world.samples.ensure(maria.principal)
     again, other = await world.samples.ensure(maria.principal), await world.samples.ensure(otto.principal)
     assert (made.created, again.created, other.created) == (True, False, True)
     assert made.project.id == again.project.id != other.project.id
     assert made.project.repository != other.project.repository
-    settings = ProjectSettings.of(made.project)
+    settings = ProjectSettings.from_project(made.project)
     assert (made.project.name, settings.agent.default, made.project.base_branch) == ("Sample", "demo", "main")
-    events = [event for event in await world.emitted() if event.kind == "project.created"]
+    events = [event for event in await world.list_events() if event.kind == "project.created"]
     assert [event.project_id for event in events] == [made.project.id, other.project.id]
 
 
 async def test_concurrent_requests_create_one_sample_project(world: World) -> None:
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
     found = await asyncio.gather(*(world.samples.ensure(maria.principal) for _ in range(5)))
-    assert len({one.project.id for one in found}) == 1 and sum(one.created for one in found) == 1
+    assert len({item.project.id for item in found}) == 1 and sum(item.created for item in found) == 1
 
 
 async def test_the_sample_is_a_valid_repository(world: World) -> None:
-    maria, otto = await world.person("maria"), await world.person("otto")
-    folders = [(await world.samples.ensure(one.principal)).project.repository for one in (maria, otto)]
+    maria, otto = await world.create_person("maria"), await world.create_person("otto")
+    folders = [(await world.samples.ensure(item.principal)).project.repository for item in (maria, otto)]
     heads = [git(str(folder), "rev-parse", "HEAD") for folder in folders]
     assert heads[0] == heads[1], "the commit is the same wherever it is created"
     assert git(str(folders[0]), "symbolic-ref", "HEAD") == "refs/heads/main"
@@ -54,7 +54,7 @@ async def test_the_sample_is_a_valid_repository(world: World) -> None:
 
 
 async def test_an_archived_sample_is_restored_and_a_deleted_one_created_again(world: World) -> None:
-    maria = (await world.person("maria")).principal
+    maria = (await world.create_person("maria")).principal
     first = (await world.samples.ensure(maria)).project
     git(str(first.repository), "update-ref", "refs/heads/work", "HEAD")
     await world.projects.update(maria, first.id, archived=True)
@@ -69,7 +69,7 @@ async def test_an_archived_sample_is_restored_and_a_deleted_one_created_again(wo
 
 
 async def test_a_member_may_keep_the_repository_path_but_not_change_it(world: World) -> None:
-    maria = (await world.person("maria")).principal
+    maria = (await world.create_person("maria")).principal
     project = (await world.samples.ensure(maria)).project
     same = await world.projects.update(maria, project.id, name="Mine", repository=project.repository)
     assert same.name == "Mine"
@@ -80,7 +80,7 @@ async def test_a_member_may_keep_the_repository_path_but_not_change_it(world: Wo
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.title)
 async def test_the_demo_agent_can_complete_each_sample_task(world: World, task: SampleTask, tmp_path: Path) -> None:
     """Every instruction is understood and finds its text, and tests that failed before pass at the end."""
-    project = (await world.samples.ensure((await world.person("maria")).principal)).project
+    project = (await world.samples.ensure((await world.create_person("maria")).principal)).project
     work = tmp_path / "work"
     git(tmp_path, "clone", "--quiet", str(project.repository), str(work))
     found = instructions.parse_prompt(f"{task.title}\n\n{task.description}")

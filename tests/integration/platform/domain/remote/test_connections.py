@@ -57,7 +57,7 @@ async def test_connections_are_authorized_and_limited(
     platform: PlatformHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ssh, row = platform.services.remotes.ssh, await platform.create_sandbox()
-    stranger = await platform.person("stranger")
+    stranger = await platform.create_person("stranger")
     with pytest.raises(NotFoundError):
         async with ssh.open(stranger, row.id, KEY):
             pass
@@ -148,7 +148,7 @@ async def test_code_server_is_started_once(platform: PlatformHarness) -> None:
     )
     with pytest.raises(EditorFailedError, match="it is broken"):
         await remotes.open_editor(platform.owner, row.id)
-    stranger = await platform.person("stranger")
+    stranger = await platform.create_person("stranger")
     with pytest.raises(NotFoundError):
         await remotes.open_editor(stranger, row.id)
     with pytest.raises(NotFoundError):

@@ -57,9 +57,8 @@ def sshd(folder: Path) -> Iterator[Sshd]:
     assert SSHD is not None
     server = Sshd(folder)
     if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(
-            exist_ok=True
-        )  # sshd does not start as root without it, and nothing else creates it here
+        # sshd does not start as root without it, and nothing else creates it here
+        Path("/run/sshd").mkdir(exist_ok=True)
     command = [SSHD, "-D", "-e", "-f", str(folder / "sshd_config")]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -168,16 +168,13 @@ async def test_a_gitmodules_file_that_is_a_symlink_is_refused(refreshed: MirrorH
 
 
 async def test_bundles_with_missing_objects_are_refused(refreshed: MirrorHarness) -> None:
-    await expect_refused(
-        refreshed, write_tree_bundle(refreshed, encode_entry(b"100644", b"a", HELLO_ID))
-    )  # the file is missing
-    await expect_refused(
-        refreshed, write_tree_bundle(refreshed, encode_entry(b"40000", b"a", "4" * 40))
-    )  # a folder is missing
+    # the file is missing
+    await expect_refused(refreshed, write_tree_bundle(refreshed, encode_entry(b"100644", b"a", HELLO_ID)))
+    # a folder is missing
+    await expect_refused(refreshed, write_tree_bundle(refreshed, encode_entry(b"40000", b"a", "4" * 40)))
     await expect_refused(refreshed, write_tree_bundle(refreshed, encode_entry(b"100644", b".gitmodules", HELLO_ID)))
-    await expect_refused(
-        refreshed, write_bundle(refreshed, "5" * 40, build_pack((BLOB, HELLO)))
-    )  # the commit is missing
+    # the commit is missing
+    await expect_refused(refreshed, write_bundle(refreshed, "5" * 40, build_pack((BLOB, HELLO))))
     orphan = (
         b"tree " + b"6" * 40 + b"\nparent " + b"7" * 40 + b"\nauthor " + PERSON + b"\ncommitter " + PERSON + b"\n\nx\n"
     )
@@ -323,9 +320,8 @@ def encode_size(value: int) -> bytes:
 
 async def test_a_delta_that_expands_to_hundreds_of_megabytes_is_refused(refreshed: MirrorHarness) -> None:
     part, times = bytes(1 << 20), 250
-    delta = (
-        encode_size(len(part)) + encode_size(len(part) * times) + b"\xc0\x10" * times
-    )  # each copies 1 MiB from the beginning
+    # each copies 1 MiB from the beginning
+    delta = encode_size(len(part)) + encode_size(len(part) * times) + b"\xc0\x10" * times
     pack = build_pack((BLOB, part), (DELTA, delta), base=hash_object(BLOB, part))
     assert len(pack) < 3000
     await expect_refused(refreshed, write_bundle(refreshed, "1" * 40, pack), match="memory that Git may use")
@@ -369,8 +365,8 @@ async def test_concurrent_imports_are_limited_per_user_and_in_total(
 
     monkeypatch.setattr(mirror, "import_bundle", import_held)
     imports = [
-        asyncio.create_task(refreshed.mirrors.get(f"p{one}").import_bundle(refreshed.folder, {"HEAD": REF}))
-        for one in projects
+        asyncio.create_task(refreshed.mirrors.get(f"p{project}").import_bundle(refreshed.folder, {"HEAD": REF}))
+        for project in projects
     ]
     async with asyncio.timeout(60):
         await limit_reached.wait()

@@ -471,9 +471,9 @@ async def test_the_stored_status_of_a_work_tree_equals_the_original(repository: 
 
     assert entries(after) == entries(before)
     assert (after.branch, after.head, after.live, after.as_of) == ("main", head, False, saved_at)
-    cut = await read_stored_status(repository, commit, branch="main", limit=300)
-    assert cut.truncated
-    assert 0 < len(cut.entries) < len(after.entries)
+    limited = await read_stored_status(repository, commit, branch="main", limit=300)
+    assert limited.truncated
+    assert 0 < len(limited.entries) < len(after.entries)
 
 
 @pytest.mark.parametrize(

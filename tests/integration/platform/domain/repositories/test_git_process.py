@@ -286,8 +286,8 @@ async def test_output_is_bounded(git: Git) -> None:
     await git.run("init", "--bare", "-q", "x.git", cwd=None)
     done = await git.run("hash-object", "-w", "--stdin", cwd=git.folder / "x.git", stdin=b"x" * (4 << 20))
     blob = done.stdout.decode().strip()
-    cut = await git.run("cat-file", "blob", blob, cwd=git.folder / "x.git", limit=1000)
-    assert (len(cut.stdout), cut.truncated) == (1000, True)
+    limited = await git.run("cat-file", "blob", blob, cwd=git.folder / "x.git", limit=1000)
+    assert (len(limited.stdout), limited.truncated) == (1000, True)
     whole = await git.run("cat-file", "blob", blob, cwd=git.folder / "x.git", limit=4 << 20)
     assert (len(whole.stdout), whole.truncated) == (4 << 20, False)
 
@@ -448,8 +448,8 @@ def test_messages_of_git_are_translated_to_errors(printed: str, kind: type[Sandy
 
 
 def test_the_message_of_the_server_is_reported() -> None:
-    said = "remote: \nremote: ======\nremote: Only release managers push here.\nTo h\n ! [remote rejected] a -> a (x)"
-    assert "Only release managers push here." in translate_error(said, "push").message
+    output = "remote: \nremote: ======\nremote: Only release managers push here.\nTo h\n ! [remote rejected] a -> a (x)"
+    assert "Only release managers push here." in translate_error(output, "push").message
 
 
 def test_every_form_of_a_credential_is_masked() -> None:

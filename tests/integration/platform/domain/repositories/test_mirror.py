@@ -409,7 +409,7 @@ def unbundle(bundle: Bundle, into: Path, ref: str = "refs/heads/main") -> str:
     if not into.exists():
         git("init", "-q", "--bare", str(into), cwd=into.parent)
     if bundle.shallow:
-        (into / "shallow").write_text("".join(f"{one}\n" for one in bundle.shallow))
+        (into / "shallow").write_text("".join(f"{item}\n" for item in bundle.shallow))
     git("bundle", "unbundle", bundle.path, cwd=into)
     heads = git("bundle", "list-heads", bundle.path, cwd=into).decode().split()
     assert heads[1:] == [ref]

@@ -24,9 +24,8 @@ def ssh_server(tmp_path: Path) -> Iterator[Sshd]:
 
 async def test_a_key_allows_fetching_and_pushing(harness: MirrorHarness, ssh_server: Sshd) -> None:
     remote = parse_remote(ssh_server.url(harness.site.path))
-    credential = Credential(
-        ssh_key=Secret(ssh_server.key.reveal().strip().replace("\n", "\r\n"))
-    )  # as pasted by a user
+    # as pasted by a user
+    credential = Credential(ssh_key=Secret(ssh_server.key.reveal().strip().replace("\n", "\r\n")))
     await harness.mirror.refresh(remote, credential)
     assert await harness.mirror.list_branches() == harness.site.branches()
     commit = await harness.import_commit({"a": "a"})

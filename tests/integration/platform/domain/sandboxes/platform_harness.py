@@ -104,7 +104,7 @@ class PlatformHarness:
 
     # users and objects -------------------------------------------------------------------------------------------------
 
-    async def person(self, name: str, role: str = "member") -> Principal:
+    async def create_person(self, name: str, role: str = "member") -> Principal:
         user = await self.services.users.create(ROOT, name, role)
         return Principal(user.id, name, role, "test")
 
@@ -218,7 +218,9 @@ async def open_platform(
             platform = PlatformHarness(services, clock, engine_proxy, ROOT)
             users = (await services.users.list(ROOT, PageRequest())).items
             owner = next((user for user in users if user.name == "owner"), None)
-            platform.owner = Principal(owner.id, "owner", "member", "test") if owner else await platform.person("owner")
+            platform.owner = (
+                Principal(owner.id, "owner", "member", "test") if owner else await platform.create_person("owner")
+            )
             yield platform
     finally:
         await engine_proxy.stop()

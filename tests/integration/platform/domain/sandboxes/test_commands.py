@@ -113,7 +113,7 @@ async def test_a_command_in_a_missing_folder_is_not_started(platform: PlatformHa
 
 
 async def test_strangers_cannot_access_commands(platform: PlatformHarness) -> None:
-    row, stranger = await platform.create_sandbox(), await platform.person("stranger")
+    row, stranger = await platform.create_sandbox(), await platform.create_person("stranger")
     done = await platform.wait(await platform.start(row, "true"))
     for attempt in (
         platform.services.commands.get_for(stranger, done.id),
@@ -123,7 +123,7 @@ async def test_strangers_cannot_access_commands(platform: PlatformHarness) -> No
     ):
         with pytest.raises(NotFoundError):
             await attempt
-    admin = await platform.person("boss", "admin")
+    admin = await platform.create_person("boss", "admin")
     assert (await platform.services.commands.get_for(admin, done.id))[0].id == done.id
 
 
@@ -301,7 +301,7 @@ async def test_output_is_followed_live_and_from_any_byte(platform: PlatformHarne
     async with asyncio.timeout(DEADLINE):
         piece = await anext(follower)
     assert piece == (STDOUT, 0, b"first\n"), "output is shown while the command runs"
-    assert not module.CommandStatus((await platform.services.commands.get(command.id)).status).over
+    assert not module.CommandStatus((await platform.services.commands.get(command.id)).status).is_final
     readers = [
         asyncio.ensure_future(read_followed_output(platform, command, out, err)) for out, err in ((0, 0), (8, 3))
     ]
@@ -347,7 +347,7 @@ async def test_a_restart_neither_loses_nor_repeats_output(
         assert (done.status, done.exit_code) == ("exited", 7)
         assert await platform.output(done) == (COUNTED, COUNTED_ERR)
         assert await platform.output(await platform.wait(short)) == (b"soon over\nover\n", b"")
-        assert not module.CommandStatus((await platform.services.commands.get(unfinished.id)).status).over
+        assert not module.CommandStatus((await platform.services.commands.get(unfinished.id)).status).is_final
         await platform.services.engine.kill(lost.engine_id)
         assert (await platform.wait(unfinished)).status == "lost"
         assert await platform.list_event_kinds(row, "command.finished") == ["command.finished"] * 2

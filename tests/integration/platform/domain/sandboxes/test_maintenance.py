@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 from sandyard.platform.db.models import Sandbox, Session, Turn
 from sandyard.platform.domain.sandboxes.e2b import EngineError, EngineUnreachableError, SandboxEngine
 from sandyard.platform.domain.sandboxes.lifecycle import INSTANCE, ROW
@@ -34,7 +34,7 @@ async def create_untracked_sandbox(platform: PlatformHarness, instance: str, row
         timeout_s=600,
         metadata={INSTANCE: instance, ROW: row_id},
         envs={},
-        idempotency_key=random_id("key-"),
+        idempotency_key=make_random_id("key-"),
     )
     return created.id
 
@@ -320,7 +320,7 @@ async def test_a_sandbox_paused_while_the_platform_was_down_is_kept(
 
 
 async def test_agent_is_stopped_and_sandbox_paused_when_the_owner_loses_access(platform: PlatformHarness) -> None:
-    disabled, removed, member = [await platform.person(name) for name in ("disabled", "removed", "member")]
+    disabled, removed, member = [await platform.create_person(name) for name in ("disabled", "removed", "member")]
     project_id = await platform.project(platform.owner, removed, member)
     sandboxes = {}
     for name, owner, project in (
@@ -350,7 +350,7 @@ async def test_agent_is_stopped_and_sandbox_paused_when_the_owner_loses_access(p
 
 
 async def test_a_sandbox_of_a_removed_owner_that_the_engine_resumed_is_paused_again(platform: PlatformHarness) -> None:
-    removed = await platform.person("removed")
+    removed = await platform.create_person("removed")
     project_id = await platform.project(platform.owner, removed)
     row = await platform.services.sandboxes.create_sandbox(removed, project_id=project_id)
     assert row.engine_id

@@ -1,4 +1,4 @@
-"""What sandboxes of a project may connect to, as configured in a real engine."""
+"""A project's network settings, as applied by a real engine."""
 
 from __future__ import annotations
 
@@ -85,4 +85,4 @@ async def test_denied_connections_are_listed_if_the_engine_reports_them(platform
     row = await create_in_project(platform, await platform.project(platform.owner, network={"mode": "none"}))
     await platform.wait(await platform.start(row, "getent hosts evil.test; true"))
     found = await platform.services.sandboxes.list_denied_connections(platform.owner, row.id)
-    assert found is None or "evil.test" in {one.host for one in found}, "None: an engine without its own network"
+    assert found is None or "evil.test" in {item.host for item in found}, "None: an engine without its own network"

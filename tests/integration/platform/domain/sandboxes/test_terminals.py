@@ -108,7 +108,7 @@ async def test_an_ended_shell_is_not_found(platform: PlatformHarness) -> None:
     async with terminals.view(platform.owner, row.id, shell_row.id) as (shell, viewer):
         await terminals.write(shell, b"exit\n")
         await wait_for_end(viewer)
-        assert shell.over
+        assert shell.has_ended
     assert await terminals.list(platform.owner, row.id) == []
     for known in (terminals, Terminals(platform.services.database, platform.services.lifecycle)):
         with pytest.raises(NotFoundError, match="has ended"):
@@ -159,10 +159,10 @@ async def test_the_shells_of_a_destroyed_sandbox_are_closed(platform: PlatformHa
 
 
 async def test_a_shell_cannot_be_reached_through_another_sandbox(platform: PlatformHarness) -> None:
-    """By a user who knows the terminal's id and has an own sandbox."""
+    """The user knows the terminal's id and has another sandbox."""
     terminals, row = platform.services.terminals, await platform.create_sandbox()
     shell_row = await terminals.open(platform.owner, row.id, 80, 24)
-    thief = await platform.person("thief")
+    thief = await platform.create_person("thief")
     own = await platform.services.sandboxes.create_sandbox(thief)
     for sandbox_id in (own.id, row.id):
         with pytest.raises(NotFoundError):

@@ -177,7 +177,7 @@ async def test_a_checkpoint_is_forgotten_only_if_the_engine_does_not_have_it(
 async def test_a_checkpoint_is_a_template_only_for_people_who_see_its_session(
     platform: PlatformHarness, in_project: bool
 ) -> None:
-    sessions, other = platform.services.sessions, await platform.person("other")
+    sessions, other = platform.services.sessions, await platform.create_person("other")
     project_id = await platform.project(platform.owner) if in_project else None
     session, _ = await create_session(platform, project_id=project_id)
     checkpoint = (await sessions.save_snapshot(platform.owner, session.id)).checkpoint
@@ -211,7 +211,7 @@ async def test_concurrent_calls_create_one_sandbox_and_one_checkpoint(
 
 
 async def test_an_owner_who_has_left_the_project_keeps_the_session(platform: PlatformHarness) -> None:
-    boss = await platform.person("boss")
+    boss = await platform.create_person("boss")
     project = await platform.project(boss, platform.owner, idle_seconds=88)
     session, row = await create_session(platform, project_id=project)
     await platform.services.projects.remove_member(boss, project, platform.owner.user_id)
@@ -230,9 +230,9 @@ async def test_a_session_is_deleted_only_by_its_owner_the_projects_owner_or_an_a
     platform: PlatformHarness,
 ) -> None:
     boss, member, admin = (
-        await platform.person("boss"),
-        await platform.person("member"),
-        await platform.person("admin", "admin"),
+        await platform.create_person("boss"),
+        await platform.create_person("member"),
+        await platform.create_person("admin", "admin"),
     )
     project = await platform.project(boss, member, platform.owner)
     for caller in (platform.owner, boss, admin):
@@ -249,9 +249,9 @@ async def test_a_sandbox_of_a_session_or_task_is_deleted_only_by_those_who_may_d
     platform: PlatformHarness,
 ) -> None:
     boss, member, admin = (
-        await platform.person("boss"),
-        await platform.person("member"),
-        await platform.person("admin", "admin"),
+        await platform.create_person("boss"),
+        await platform.create_person("member"),
+        await platform.create_person("admin", "admin"),
     )
     project = await platform.project(boss, member, platform.owner)
     destroy = platform.services.sandboxes.destroy_sandbox
@@ -270,7 +270,7 @@ async def test_a_sandbox_of_a_session_or_task_is_deleted_only_by_those_who_may_d
 async def test_an_owner_who_has_left_the_project_only_reads_pauses_and_deletes_the_session(
     platform: PlatformHarness,
 ) -> None:
-    services, boss = platform.services, await platform.person("boss")
+    services, boss = platform.services, await platform.create_person("boss")
     project = await platform.project(boss, platform.owner)
     session, row = await create_session(platform, title="Before", project_id=project)
     await services.sessions.add_message(platform.owner, session.id, [{"type": "text", "text": "before"}])
@@ -291,7 +291,7 @@ async def test_an_owner_who_has_left_the_project_only_reads_pauses_and_deletes_t
 
 
 async def test_a_session_is_created_only_with_an_agent_of_its_owner(platform: PlatformHarness) -> None:
-    other = await platform.person("other")
+    other = await platform.create_person("other")
     await platform.services.agents.create(other, "private", None, Definition(argv=["agent"]))
     for name in ("private", "nobody"):
         with pytest.raises(InvalidInputError, match=f"There is no agent '{name}'"):
@@ -326,8 +326,8 @@ async def test_messages_are_paginated(platform: PlatformHarness) -> None:
 
 async def test_a_session_is_visible_only_to_permitted_users(platform: PlatformHarness) -> None:
     services = platform.services
-    member, stranger = await platform.person("member"), await platform.person("stranger")
-    admin = await platform.person("boss", "admin")
+    member, stranger = await platform.create_person("member"), await platform.create_person("stranger")
+    admin = await platform.create_person("boss", "admin")
     project = await platform.project(platform.owner, member)
     shared, row = await create_session(platform, project_id=project)
     private, own = await create_session(platform)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sandyard.platform.domain.tasks.durable import Durable, RoundFunction, StepRunner
-from sandyard.platform.domain.tasks.steps import StepResult
+from sandyard.platform.domain.tasks.step_support import StepResult
 from tests.harness.processes import ROOT
 
 pytestmark = pytest.mark.both_databases
@@ -26,13 +26,13 @@ Make = Callable[[RoundFunction], Durable]
 async def make(database_url: str) -> AsyncIterator[Make]:
     made: list[Durable] = []
 
-    def build(course: RoundFunction) -> Durable:
-        made.append(Durable(database_url.replace("platform.db", "workflows.db"), "test", course))
+    def build(run_round: RoundFunction) -> Durable:
+        made.append(Durable(database_url.replace("platform.db", "workflows.db"), "test", run_round))
         return made[-1]
 
     yield build
-    for one in made:
-        await one.close()
+    for item in made:
+        await item.close()
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -65,12 +65,12 @@ async def test_a_workflow_continues_in_another_process(make: Make) -> None:
         executed.append(name)
         return {"name": name}
 
-    async def course(step: StepRunner, attempt_id: str, number: int) -> None:
+    async def run_round(step: StepRunner, attempt_id: str, number: int) -> None:
         first = await step("first", act, "first")
         second = await step("second", act, "second")
         await step("third", act, f"{attempt_id}-{number}-{first['name']}-{second['name']}")
 
-    durable = make(course)
+    durable = make(run_round)
     assert await durable.get_state("att_1", 1) is None
     await durable.begin("att_1", 1)
     await durable.begin("att_1", 1)
@@ -80,7 +80,7 @@ async def test_a_workflow_continues_in_another_process(make: Make) -> None:
     assert executed == ["first"]
 
     gate.set()
-    again = make(course)
+    again = make(run_round)
     await until(is_done(again, "att_1"))
     assert executed == ["first", "second", "att_1-1-first-second"]
 
@@ -96,14 +96,14 @@ async def test_workflows_that_ended_long_ago_are_deleted(make: Make, monkeypatch
         await gate.wait()
         return {}
 
-    async def course(step: StepRunner, attempt_id: str, number: int) -> None:
+    async def run_round(step: StepRunner, attempt_id: str, number: int) -> None:
         await step("act", act)
         if attempt_id == "att_fails":
             raise ValueError
         if attempt_id == "att_runs":
             await step("hold", hold)
 
-    durable = make(course)
+    durable = make(run_round)
     await durable.tidy(timedelta())
     ended = {f"att_{number}": "done" for number in range(4)} | {"att_fails": "broken"}
     for attempt in [*ended, "att_runs"]:
@@ -119,9 +119,9 @@ async def test_workflows_that_ended_long_ago_are_deleted(make: Make, monkeypatch
 
 
 async def test_closing_while_opening_does_not_hang(make: Make) -> None:
-    async def course(step: StepRunner, attempt_id: str, number: int) -> None: ...
+    async def run_round(step: StepRunner, attempt_id: str, number: int) -> None: ...
 
-    durable = make(course)
+    durable = make(run_round)
     reading_state = asyncio.create_task(durable.get_state("att_1", 1))
     async with asyncio.timeout(40):
         while durable.loop is None:
@@ -140,10 +140,10 @@ async def test_many_workflows_run_at_once_and_a_failing_one_is_broken(make: Make
         executed.append(number)
         return {}
 
-    async def course(step: StepRunner, attempt_id: str, number: int) -> None:
+    async def run_round(step: StepRunner, attempt_id: str, number: int) -> None:
         await step("act", act, int(attempt_id))
 
-    durable = make(course)
+    durable = make(run_round)
     await asyncio.gather(*(durable.begin(str(number), 1) for number in range(20)))
 
     async def all_ended() -> bool:
@@ -166,12 +166,12 @@ KILLED = """
             file.write(name + "\\n")
         return {}
 
-    async def course(step, attempt_id, number):
+    async def run_round(step, attempt_id, number):
         for name in ("first", "second", "third"):
             await step(name, act, name)
 
     async def main():
-        durable = Durable("sqlite:///workflows.db", "test", course)
+        durable = Durable("sqlite:///workflows.db", "test", run_round)
         await durable.begin("att_1", 1)
         while await durable.get_state("att_1", 1) != "done":
             await asyncio.sleep(0.02)

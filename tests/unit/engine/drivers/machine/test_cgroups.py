@@ -12,6 +12,7 @@ from sandyard.engine.contract import Limits
 from sandyard.engine.drivers.machine.cgroups import Cgroups, Hierarchy, IoLimits, SocketMemory, tree
 from sandyard.engine.drivers.machine.cgroups.discovery import parse_mounts
 from sandyard.engine.drivers.machine.cgroups.io import find_disk
+from tests.harness.descriptors import list_open_files
 
 HYBRID = """\
 25 30 0:23 / /sys rw,nosuid - sysfs sysfs rw
@@ -201,10 +202,9 @@ def test_a_group_that_cannot_be_created_leaks_no_descriptor(tmp_path: Path, monk
     _FakeKernelFiles(monkeypatch)
     hierarchies = [Hierarchy(name, 2, tmp_path / name, frozenset()) for name in ("unified", "missing")]
     (tmp_path / "unified").mkdir()
-    before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(FileNotFoundError):
         Cgroups(hierarchies).create("one", Limits())
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert list_open_files(tmp_path) == []
 
 
 def test_usage_is_read_from_both_versions(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ async def test_a_late_report_ends_the_wait(machine: Any) -> None:
     assert await asyncio.wait_for(record.ended, 10) == "killed from outside"
 
 
-async def test_nobody_waits_for_a_report_that_cannot_come(machine: Any) -> None:
+async def test_waiting_ends_when_a_report_can_no_longer_arrive(machine: Any) -> None:
     watcher, record = ExitWatcher(machine), _make_record()
     process, end = os.pipe()
     watcher.watch(record, Life(10, 20, machine.slots.take()), process, -1, reports_exit=True)

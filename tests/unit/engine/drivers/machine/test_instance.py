@@ -27,10 +27,10 @@ def test_an_instance_keeps_its_identity_when_reloaded(tmp_path: Path) -> None:
 
 def test_instances_do_not_share_ids(tmp_path: Path) -> None:
     loaded = [_load(tmp_path, f"engine{number}", slots=1024) for number in range(5)]
-    ranges = sorted((one.get_first_uid(0), one.get_first_uid(one.slots)) for one in loaded)
+    ranges = sorted((item.get_first_uid(0), item.get_first_uid(item.slots)) for item in loaded)
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ranges))
     assert all(end <= 2**31 for _, end in ranges)
-    assert len({one.name for one in loaded}) == 5
+    assert len({item.name for item in loaded}) == 5
 
 
 def test_instances_that_start_at_the_same_time_do_not_share_ids(

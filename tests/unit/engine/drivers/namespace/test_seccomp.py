@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import struct
 
 import pytest
@@ -53,7 +54,7 @@ def trace_filter(
     data = struct.pack(
         "=iIQ6Q", number, arch or seccomp.MACHINES[machine][0], 0, *(*arguments, *[0] * (6 - len(arguments)))
     )
-    code = list(struct.iter_unpack("HBBI", program or seccomp.make_program(machine)))
+    code = decode_program(program or make_program(machine))
     position = accumulator = count = 0
     while True:
         operation, if_true, if_false, operand = code[position]
@@ -76,6 +77,17 @@ def trace_filter(
                 return int(operand), count
             case _:
                 raise AssertionError(operation)
+
+
+@functools.cache
+def make_program(machine: str) -> bytes:
+    """Return the sandbox filter. Assembling it takes longer than running it."""
+    return seccomp.make_program(machine)
+
+
+@functools.cache
+def decode_program(program: bytes) -> list[tuple[int, ...]]:
+    return list(struct.iter_unpack("HBBI", program))
 
 
 def syscall_number(machine: str, name: str) -> int:

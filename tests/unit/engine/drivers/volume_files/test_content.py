@@ -362,7 +362,7 @@ def test_a_partial_upload_is_never_visible(content: Content, volume: Path) -> No
     assert list_files(volume) == ["file"]
 
 
-def test_of_two_uploads_to_the_same_new_file_one_wins(content: Content) -> None:
+def test_one_of_two_uploads_to_the_same_new_file_wins(content: Content) -> None:
     first, second = (Upload.begin(content, "file", ANYBODY, force=False) for _ in range(2))
     second.write(b"second")
     second.finish()

@@ -25,7 +25,7 @@ from sandyard.platform.domain.sandboxes.e2b import Route
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.repository import build_sandbox_row
 from tests.unit.platform.api.sockets import connect
-from tests.unit.platform.world import Person, World, client, opened
+from tests.unit.platform.world import Person, World, client, open_world
 
 HELLO = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-Frame-Options: DENY\r\n\r\nhello"
 
@@ -36,11 +36,11 @@ class Server:
 
     port: int = 0
     says: bytes = HELLO
-    asked: list[bytes] = field(default_factory=list)
+    requests: list[bytes] = field(default_factory=list)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
-            self.asked.append(await reader.readuntil(b"\r\n\r\n"))
+            self.requests.append(await reader.readuntil(b"\r\n\r\n"))
             writer.write(self.says)
             await writer.drain()
         writer.close()
@@ -74,7 +74,7 @@ class Scene:
         async with client(self.app, base="http://unused") as web:
             answer = await web.get(await self.opening())
             assert answer.status_code == 303, answer.text
-            kept = [one.partition(";")[0] for one in answer.headers.get_list("set-cookie")]
+            kept = [item.partition(";")[0] for item in answer.headers.get_list("set-cookie")]
             web.cookies.clear()
             web.headers["Cookie"] = "; ".join(kept)
             yield web
@@ -84,8 +84,8 @@ async def scene_in(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: An
     server = Server()
     listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     server.port = listener.sockets[0].getsockname()[1]
-    async with opened(folder, **settings) as world:
-        owner = await world.person("owner")
+    async with open_world(folder, **settings) as world:
+        owner = await world.create_person("owner")
         box = build_sandbox_row(owner.principal.user_id, template="base", idle_seconds=300)
         box.status, box.engine_id = "running", "i1"
         async with world.database.transaction() as tx:
@@ -142,7 +142,7 @@ async def test_on_localhost_cookies_work_in_frames_and_tabs(scene: Scene) -> Non
         assert (answer.status_code, answer.text) == (200, "hello")
         assert answer.headers["x-frame-options"] == "DENY", "the server's own header"
         assert answer.headers.get_list("content-security-policy") == ["frame-ancestors 'none'"], "the same for a policy"
-        assert b"sandyard" not in scene.server.asked[-1].lower()
+        assert b"sandyard" not in scene.server.requests[-1].lower()
 
 
 async def check_framing(scene: Scene, ancestors: str) -> None:
@@ -175,7 +175,7 @@ async def test_over_https_there_is_one_secure_cookie(public: Scene) -> None:
     assert "; Secure; SameSite=None; Partitioned" in cookie
     async with public.browser() as web:
         assert (await web.get(public.url())).text == "hello"
-        assert b"x-forwarded-proto: https" in public.server.asked[-1].lower()
+        assert b"x-forwarded-proto: https" in public.server.requests[-1].lower()
         web.headers["Cookie"] = web.headers["Cookie"].replace(SECURE_COOKIE, PLAIN_COOKIE)
         assert (await web.get(public.url())).status_code == 401, "ignores a cookie that other sites could have set"
     async with client(public.app, base="https://yard.example.com") as web:
@@ -196,9 +196,9 @@ async def test_rejects_requests_without_credentials(scene: Scene) -> None:
             assert "Open this preview from Sandyard" in answer.text
             assert answer.headers["content-security-policy"].startswith("default-src 'none'")
         assert (await web.post(await scene.opening())).status_code == 401, "only navigation uses a ticket"
-    assert not scene.server.asked
-    said = await connect(scene.app, urlsplit(scene.url("/echo")).path, {"host": urlsplit(scene.url()).netloc})
-    assert said[0]["status"] == 401
+    assert not scene.server.requests
+    messages = await connect(scene.app, urlsplit(scene.url("/echo")).path, {"host": urlsplit(scene.url()).netloc})
+    assert messages[0]["status"] == 401
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ async def test_rejects_requests_of_other_origins(scene: Scene, headers: dict[str
             scene.url("/do"), headers={name: names.get(value, value) for name, value in headers.items()}
         )
     assert answer.status_code == (200 if passes else 403)
-    assert bool(scene.server.asked) is passes
+    assert bool(scene.server.requests) is passes
 
 
 async def test_only_navigation_wakes_sandbox(scene: Scene) -> None:
@@ -256,7 +256,7 @@ async def test_reports_path_shown_in_frame_to_its_user(scene: Scene) -> None:
         await web.get(scene.url("/link"), headers={**frame, "Sec-Fetch-Site": "same-origin", "Sec-Fetch-User": "?1"})
         assert (await owner.get(f"{address}/3000")).json() == {"path": "/link"}
         assert (await owner.get(f"{address}/8000")).json() == {"path": None}
-    stranger = await scene.world.person("stranger")
+    stranger = await scene.world.create_person("stranger")
     async with client(scene.app, stranger, base=scene.world.settings.url) as other:
         assert (await other.get(f"{address}/3000")).status_code == 404
 
@@ -274,8 +274,8 @@ async def test_forwards_bad_gateway_of_server(scene: Scene) -> None:
 
 
 async def test_page_for_closed_port_refreshes_for_a_while(scene: Scene) -> None:
-    told = b'{"code": 502, "message": "The sandbox is running but port is not open", "sandboxId": "i1", "port": 3000}'
-    scene.server.says = _answer("502 Bad Gateway", told, b"application/json")
+    body = b'{"code": 502, "message": "The sandbox is running but port is not open", "sandboxId": "i1", "port": 3000}'
+    scene.server.says = _answer("502 Bad Gateway", body, b"application/json")
     async with scene.browser() as web:
         for refreshes in (True, True, False):
             answer = await web.get(scene.url())
@@ -323,6 +323,6 @@ async def test_without_preview_domain(tmp_path: Path, monkeypatch: pytest.Monkey
             assert "SANDYARD_PREVIEW_DOMAIN" in answer.json()["detail"]
             for body in ({}, {"port": 0}, {"port": 70000}, {"port": 3000, "path": 1}, {"port": 3000, "more": 1}):
                 assert (await web.post(f"/api/v1/sandboxes/{scene.box.id}/previews", json=body)).status_code == 400
-            stranger = await scene.world.person("stranger")
+            stranger = await scene.world.create_person("stranger")
             hidden = await web.get(f"/api/v1/sandboxes/{scene.box.id}/ports", headers=stranger.headers)
             assert hidden.status_code == 404

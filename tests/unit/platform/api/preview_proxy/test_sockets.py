@@ -20,7 +20,7 @@ from tests.unit.turns import count_parts
 
 
 @contextlib.asynccontextmanager
-async def opened(folder: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+async def open_scene(folder: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
     async for scene in scene_in(folder, monkeypatch):
         async with scene.browser() as web, serving(scene.app) as port, asyncio.timeout(20):
             headers = {
@@ -47,7 +47,7 @@ async def test_forwards_messages_and_close_code(tmp_path: Path, monkeypatch: pyt
 
     asked: dict[str, str] = {}
     async with (
-        opened(tmp_path, monkeypatch) as (scene, port, headers),
+        open_scene(tmp_path, monkeypatch) as (scene, port, headers),
         serve(
             echo,
             "127.0.0.1",
@@ -82,7 +82,7 @@ async def test_forwards_many_frames_unparsed(tmp_path: Path, monkeypatch: pytest
 
     heard: list[bytes] = []
     sent = frame(TEXT) * 50_000 + frame(PING) * 50_000
-    async with opened(tmp_path, monkeypatch) as (scene, port, headers):
+    async with open_scene(tmp_path, monkeypatch) as (scene, port, headers):
         listener = await asyncio.start_server(server, "127.0.0.1", 0)
         scene.server.port = listener.sockets[0].getsockname()[1]
         turns = count_parts(monkeypatch)
@@ -112,7 +112,7 @@ async def test_pongs_do_not_count_as_activity(tmp_path: Path, monkeypatch: pytes
         done.set()
 
     monkeypatch.setattr(Previews, "touch", lambda *_: touched.append(1))
-    async with opened(tmp_path, monkeypatch) as (scene, port, headers), serve(server, "127.0.0.1", 0) as listening:
+    async with open_scene(tmp_path, monkeypatch) as (scene, port, headers), serve(server, "127.0.0.1", 0) as listening:
         scene.server.port = listening.sockets[0].getsockname()[1]
         async with line(scene, port, headers) as client:
             await client.pong(b"")
@@ -124,7 +124,7 @@ async def test_pongs_do_not_count_as_activity(tmp_path: Path, monkeypatch: pytes
 
 
 async def test_server_refuses_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(tmp_path, monkeypatch) as (scene, port, headers):
+    async with open_scene(tmp_path, monkeypatch) as (scene, port, headers):
         for says, status in (
             (b"HTTP/1.1 418 I'm a teapot\r\nContent-Length: 3\r\n\r\nno!", 418),
             (b"HTTP/1.1 426 Upgrade Required\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nno!\r\n0\r\n\r\n", 426),

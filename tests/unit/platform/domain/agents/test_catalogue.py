@@ -19,7 +19,7 @@ from sandyard.platform.domain.agents.profiles.custom import CustomProfile, Defin
 from sandyard.platform.domain.agents.profiles.model import LaunchRequest
 from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
 from sandyard.platform.domain.users.model import NameTakenError
-from tests.unit.platform.world import World, opened
+from tests.unit.platform.world import World, open_world
 
 PLAIN = Definition(argv=["my-agent", "acp"])
 WISH = LaunchRequest(home="/home/user", folder="/home/user/repo")
@@ -28,21 +28,21 @@ ENDPOINT = ModelEndpoint(ModelApi.OPENAI_CHAT, "http://127.0.0.1:4100/prv_1", Se
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with opened(tmp_path) as made:
+    async with open_world(tmp_path) as made:
         yield made
 
 
 async def test_users_see_built_in_shared_and_own_agents(world: World) -> None:
     agents = AgentCatalogue(world.database, world.settings)
     root, ann, bob = [
-        (await world.person(name, role)).principal
+        (await world.create_person(name, role)).principal
         for name, role in (("ada", "admin"), ("ann", "member"), ("bob", "member"))
     ]
     await agents.create(root, "shared", "Shared", PLAIN)
     await agents.create(ann, "anns", None, PLAIN)
 
     def names(found: list[Any]) -> list[str]:
-        return [one.profile.name for one in found]
+        return [item.profile.name for item in found]
 
     assert names(await agents.list(ann)) == [*BUILT_IN, "anns", "shared"]
     assert names(await agents.list(bob)) == [*BUILT_IN, "shared"]
@@ -62,7 +62,7 @@ async def test_limits_agents_per_user(world: World, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(catalogue, "MAX_OWN", 2)
     agents = AgentCatalogue(world.database, world.settings)
     root, ann, bob = [
-        (await world.person(name, role)).principal
+        (await world.create_person(name, role)).principal
         for name, role in (("ada", "admin"), ("ann", "member"), ("bob", "member"))
     ]
     for name in ("one", "two"):
@@ -82,17 +82,17 @@ async def test_limits_agents_per_user(world: World, monkeypatch: pytest.MonkeyPa
 @pytest.mark.both_databases
 async def test_limits_concurrent_creates(tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalogue, "MAX_OWN", 2)
-    async with opened(tmp_path, database_url=database_url) as made:
-        agents, ann = AgentCatalogue(made.database, made.settings), (await made.person("ann")).principal
+    async with open_world(tmp_path, database_url=database_url) as made:
+        agents, ann = AgentCatalogue(made.database, made.settings), (await made.create_person("ann")).principal
         adding = [agents.create(ann, f"agent-{number}", None, PLAIN) for number in range(6)]
         found = await asyncio.gather(*adding, return_exceptions=True)
-        assert sum(isinstance(one, ConflictError) for one in found) == 4
+        assert sum(isinstance(item, ConflictError) for item in found) == 4
         assert len(await agents.list(ann)) == len(BUILT_IN) + 2
 
 
 async def test_names_are_unique_and_only_owner_may_change(world: World) -> None:
     agents = AgentCatalogue(world.database, world.settings)
-    root, ann = (await world.person("ada", "admin")).principal, (await world.person("ann")).principal
+    root, ann = (await world.create_person("ada", "admin")).principal, (await world.create_person("ann")).principal
     await agents.create(root, "shared", None, PLAIN)
     for name in ("shared", "demo"):
         with pytest.raises(NameTakenError):
@@ -111,7 +111,7 @@ async def test_names_are_unique_and_only_owner_may_change(world: World) -> None:
     await agents.delete(root, "shared")
     with pytest.raises(NotFoundError):
         await agents.delete(root, "shared")
-    kinds = [event.kind for event in await world.emitted() if event.kind.startswith("agent.")]
+    kinds = [event.kind for event in await world.list_events() if event.kind.startswith("agent.")]
     assert kinds == ["agent.created", "agent.updated", "agent.deleted"]
 
 

@@ -33,7 +33,7 @@ async def test_lock_turn_returns_run_of_turn_started_meanwhile(database: Databas
     """Whoever cancels the turn must notify the agent."""
     await create_turn(database)
 
-    async def looked() -> tuple[str | None, str | None, int | None]:
+    async def lock_and_read() -> tuple[str | None, str | None, int | None]:
         async with database.transaction() as tx:
             found = await lock_turn(tx, "t")
             assert found is not None
@@ -42,8 +42,8 @@ async def test_lock_turn_returns_run_of_turn_started_meanwhile(database: Databas
     async with database.transaction() as tx:
         found = await lock_turn(tx, "t")
         assert found is not None
-        looking = asyncio.create_task(looked())
-        await asyncio.wait((looking,), timeout=0.3)  # until it waits for our lock
+        locking = asyncio.create_task(lock_and_read())
+        await asyncio.wait((locking,), timeout=0.3)  # until it waits for our lock
         found.turn.run_id, found.turn.request = "r", 7
     async with asyncio.timeout(20):
-        assert await looking == ("r", "r", 7)
+        assert await locking == ("r", "r", 7)

@@ -39,7 +39,7 @@ async def test_failure_reaches_the_caller(world: World) -> None:
 
 
 async def test_filters(world: World) -> None:
-    maria = (await world.person("maria")).principal
+    maria = (await world.create_person("maria")).principal
     start = get_time(world.clock)
     await world.audit.record(maria, action="sandbox.execute", target="sbx_1", detail={"a": 1})
     await world.clock.advance(10)

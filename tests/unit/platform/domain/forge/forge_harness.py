@@ -22,7 +22,7 @@ from sqlalchemy import select
 
 from sandyard.kit.clock import get_time
 from sandyard.kit.errors import SandyardError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.platform.db.models import (
     Checkout,
     Event,
@@ -70,7 +70,7 @@ class ScriptedGitHub:
         self.pulls: dict[int, Pull] = {}
         self.drafts: list[PullDraft] = []
         self.merges: list[dict[str, Any]] = []
-        self.asked = 0
+        self.request_count = 0
         self.writable = True
         self.writers = {"grace", "ada"}
         self.left: Budget | None = None
@@ -96,7 +96,7 @@ class ScriptedGitHub:
 
     async def find(self, head: str, base: str | None = None) -> Pull | None:
         self.fault("find")
-        return next((one for one in self.pulls.values() if one.head == head and one.state == PullState.OPEN), None)
+        return next((pull for pull in self.pulls.values() if pull.head == head and pull.state == PullState.OPEN), None)
 
     async def open_or_update(self, draft: PullDraft) -> tuple[Pull, bool]:
         self.drafts.append(draft)
@@ -124,7 +124,7 @@ class ScriptedGitHub:
         return self.pulls[number], True
 
     async def get_pull(self, number: int) -> Pull:
-        self.asked += 1
+        self.request_count += 1
         self.fault("pull")
         if number not in self.pulls:
             raise ForgeNotFoundError
@@ -132,7 +132,7 @@ class ScriptedGitHub:
         return self.pulls[number]
 
     async def check_authors(self, pull: Pull, known: Collection[str]) -> Pull:
-        remarks = (replace(one, may_write=one.author in self.writers) for one in pull.remarks)
+        remarks = (replace(remark, may_write=remark.author in self.writers) for remark in pull.remarks)
         return replace(pull, remarks=tuple(remarks))
 
     def _follow(self, number: int) -> None:
@@ -266,7 +266,7 @@ class ForgeHarness:
         return [event.kind.removeprefix("pull_request.") for event in await self.list_events()]
 
     async def list_events(self) -> list[Event]:
-        return [event for event in await self.world.emitted() if event.kind.startswith("pull_request.")]
+        return [event for event in await self.world.list_events() if event.kind.startswith("pull_request.")]
 
     async def list_rows(self) -> list[PullRequest]:
         async with self.world.database.reading() as session:
@@ -293,7 +293,7 @@ class ForgeHarness:
 
 @contextlib.asynccontextmanager
 async def open_forge_harness(world: World, folder: Path) -> AsyncIterator[ForgeHarness]:
-    owner, worker = [(await world.person(name)).principal for name in ("olga", "wim")]
+    owner, worker = [(await world.create_person(name)).principal for name in ("olga", "wim")]
     bare, work = folder / "acme" / "website.git", folder / "work"
     made, base = _repositories()
     shutil.copytree(made / "bare", bare)
@@ -361,7 +361,7 @@ def git(folder: Path, *arguments: str) -> str:
 async def _task(world: World, project_id: str) -> Task:
     now = get_time(world.clock)
     task = Task(
-        id=ordered_id("tsk_"),
+        id=make_ordered_id("tsk_"),
         project_id=project_id,
         title="Make the login work",
         description="It fails since Monday, see #7. @maria knows more.",
@@ -379,7 +379,7 @@ async def _task(world: World, project_id: str) -> Task:
 async def _session(world: World, who: Principal, project_id: str, task_id: str) -> str:
     now = get_time(world.clock)
     row = Session(
-        id=ordered_id("ses_"),
+        id=make_ordered_id("ses_"),
         owner_id=who.user_id,
         project_id=project_id,
         task_id=task_id,

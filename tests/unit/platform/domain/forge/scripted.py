@@ -17,7 +17,7 @@ from sandyard.kit.clock import Clock
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     method: str
     path: str
     headers: dict[str, str]
@@ -28,7 +28,7 @@ class Scripted:
     """Use it as a context manager. Its `Date` comes from the test's clock. It answers 599 when it has no more answers."""
 
     def __init__(self, clock: Clock) -> None:
-        self.asked: list[Asked] = []
+        self.requests: list[Request] = []
         self.is_github = True
         """Whether its answers have what all of GitHub's have."""
         self.answers: list[tuple[int, dict[str, str], bytes]] = []
@@ -72,7 +72,7 @@ class Scripted:
                 data = self.rfile.read(size)
                 body = json.loads(data) if data else None
                 headers = {name.lower(): value for name, value in self.headers.items()}
-                script.asked.append(Asked(self.command, self.path.removeprefix("/api"), headers, body))
+                script.requests.append(Request(self.command, self.path.removeprefix("/api"), headers, body))
                 status, more, content = script.answers.pop(0) if script.answers else (599, {}, b"")
                 self.send_response_only(status)
                 self.send_header(

@@ -47,8 +47,8 @@ def test_auto_detects_github(repository: str, forge: dict[str, str], kind: Forge
     ],
 )
 def test_explains_unknown_forge(repository: str | None, forge: dict[str, str], host: str | None) -> None:
-    said = addresses.explain_missing_pull_requests(project(repository, **forge))
-    assert said == (
+    explanation = addresses.explain_missing_pull_requests(project(repository, **forge))
+    assert explanation == (
         host
         and f"{host} is not github.com, so branches are pushed without pull requests. If it is a GitHub Enterprise "
         "Server, set its API URL."

@@ -55,20 +55,20 @@ async def get(line: GitHubConnection, path: str = "/repos/acme/site", wait: floa
     return (await line.request("GET", path, max_wait_s=wait)).json
 
 
-def meant(monkeypatch: pytest.MonkeyPatch, **hosts: str) -> list[str]:
+def define_names(monkeypatch: pytest.MonkeyPatch, **hosts: str) -> list[str]:
     """Define what names resolve to (underscores stand for dots), and return the list of names that were resolved."""
-    asked: list[str] = []
+    resolved: list[str] = []
 
-    async def told(host: str) -> list[dns_lookup.Address]:
-        asked.append(host)
+    async def resolve(host: str) -> list[dns_lookup.Address]:
+        resolved.append(host)
         if (name := host.replace(".", "_")) in hosts:
             return [ipaddress.ip_address(hosts[name])]
         raise OSError("unknown")
 
-    monkeypatch.setattr(dns_lookup, "query_name_servers", told)
+    monkeypatch.setattr(dns_lookup, "query_name_servers", resolve)
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    return asked
+    return resolved
 
 
 class TestWhere:
@@ -76,18 +76,18 @@ class TestWhere:
     async def test_rejects_private_address(
         self, api: Scripted, clock: HurriedClock, monkeypatch: pytest.MonkeyPatch, named: str
     ) -> None:
-        meant(monkeypatch, forge_example="127.0.0.1")
+        define_names(monkeypatch, forge_example="127.0.0.1")
         url = api.url.replace("127.0.0.1", named)
         line = GitHubConnection(url, FixedToken(Secret(TOKEN)), clock, ResponseCache(), "one", Destinations())
         with pytest.raises(ForgeForbiddenError, match="private network"):
             await get(line)
         await line.close()
-        assert api.asked == []
+        assert api.requests == []
 
     async def test_connects_to_checked_address(
         self, api: Scripted, clock: HurriedClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        asked = meant(monkeypatch, forge_example="127.0.0.1")
+        resolved = define_names(monkeypatch, forge_example="127.0.0.1")
         url = api.url.replace("127.0.0.1", "forge.example")
         destinations = Destinations(["127.0.0.0/8"])
         line = GitHubConnection(url, FixedToken(Secret(TOKEN)), clock, ResponseCache(), "one", destinations)
@@ -97,11 +97,11 @@ class TestWhere:
         await line.close()
         assert await get(line, "/repos/acme/other") == {"id": 2}
         await line.close()
-        assert [one.headers["host"].partition(":")[0] for one in api.asked] == ["forge.example"] * 2
-        assert asked.count("forge.example") == 2, "once per request, and not again when connecting"
+        assert [item.headers["host"].partition(":")[0] for item in api.requests] == ["forge.example"] * 2
+        assert resolved.count("forge.example") == 2, "once per request, and not again when connecting"
 
     async def test_unknown_host(self, api: Scripted, clock: HurriedClock, monkeypatch: pytest.MonkeyPatch) -> None:
-        meant(monkeypatch)
+        define_names(monkeypatch)
         line = GitHubConnection("https://x.example", FixedToken(None), clock, ResponseCache(), "one", Destinations())
         with pytest.raises(ForgeUnreachableError, match="could not be reached"):
             await get(line)
@@ -120,14 +120,18 @@ class TestRedirects:
         api.answer(307, Location=f"{api.url}/repositories/8")
         api.answer(body={"id": 8})
         assert await get(line) == {"id": 8}
-        assert [one.path for one in api.asked] == ["/v3/repos/acme/site", "/v3/repositories/7", "/v3/repositories/8"]
+        assert [item.path for item in api.requests] == [
+            "/v3/repos/acme/site",
+            "/v3/repositories/7",
+            "/v3/repositories/8",
+        ]
 
     async def test_ends_redirect_loop(self, line: GitHubConnection, api: Scripted) -> None:
         for number in range(100):
             api.answer(301, Location=f"/api/v3/repositories/{number}")
         with pytest.raises(ForgeRefusedError, match="redirects more than 3 times"):
             await get(line)
-        assert len(api.asked) == 4
+        assert len(api.requests) == 4
 
     @pytest.mark.parametrize("method", ["GET", "POST"])
     async def test_never_follows_to_another_origin(
@@ -137,10 +141,10 @@ class TestRedirects:
             api.answer(307, Location=f"{other.url}/admin")
             with pytest.raises(ForgeRefusedError) as refused:
                 await line.request(method, "/repos/acme/site", max_wait_s=0)
-            assert other.asked == []
-            for one in (api, other):
-                assert one.url.removesuffix("/api/v3") in refused.value.message
-        assert len(api.asked) == 1
+            assert other.requests == []
+            for item in (api, other):
+                assert item.url.removesuffix("/api/v3") in refused.value.message
+        assert len(api.requests) == 1
 
     @pytest.mark.parametrize("target", ["https://127.0.0.1:{port}/", "http://localhost:{port}/", "//127.0.0.1/"])
     async def test_origin_is_scheme_host_and_port(self, line: GitHubConnection, api: Scripted, target: str) -> None:
@@ -151,11 +155,11 @@ class TestRedirects:
 
 async def test_response_that_never_ends_is_a_timeout(clock: HurriedClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(github_connection, "REQUEST_SECONDS", 0.05)
-    asked = 0
+    request_count = 0
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal request_count
+        request_count += 1
         with contextlib.closing(writer), contextlib.suppress(ConnectionError):
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
@@ -172,11 +176,10 @@ async def test_response_that_never_ends_is_a_timeout(clock: HurriedClock, monkey
                 await get(line)
         await line.close()
         async with asyncio.timeout(30):
-            while (
-                asked < github_connection.MAX_ATTEMPTS
-            ):  # on a busy machine, the server accepts the last connection after its request has ended
+            # on a busy machine, the server accepts the last connection after its request has ended
+            while request_count < github_connection.MAX_ATTEMPTS:
                 await asyncio.sleep(0.01)
-    assert asked == github_connection.MAX_ATTEMPTS
+    assert request_count == github_connection.MAX_ATTEMPTS
     assert line.active_requests == 0
 
 
@@ -216,7 +219,7 @@ class TestLimits:
         await get(line)
         with pytest.raises(ForgeRateLimitedError) as refused:
             await get(line)
-        assert len(api.asked) == 1
+        assert len(api.requests) == 1
         assert refused.value.status == 503
         assert refused.value.until is not None
         assert refused.value.until.timestamp() == pytest.approx(clock.now() + 3001)
@@ -265,7 +268,7 @@ class TestLimits:
         with pytest.raises(ForgeRateLimitedError):
             await get(line, "/repos/acme/other")
         assert clock.waits == []
-        assert len(api.asked) == 1
+        assert len(api.requests) == 1
 
     async def test_gives_up_on_repeated_zero_retry_after(
         self, line: GitHubConnection, api: Scripted, clock: HurriedClock
@@ -274,7 +277,7 @@ class TestLimits:
             api.answer(429, {"message": "slow down"}, Retry_After="0")
         with pytest.raises(ForgeRateLimitedError):
             await get(line, wait=20)
-        assert len(api.asked) <= 21
+        assert len(api.requests) <= 21
 
     @pytest.mark.parametrize("reset", ["0", "999999999999", "100000000000"])
     async def test_limits_absurd_reset(
@@ -324,7 +327,7 @@ class TestFaults:
             api.answer(502)
         with pytest.raises(ForgeUnreachableError, match=r"failed internally \(502\)"):
             await get(line)
-        assert len(api.asked) == 3
+        assert len(api.requests) == 3
 
     async def test_honors_retry_after_of_503(self, line: GitHubConnection, api: Scripted, clock: HurriedClock) -> None:
         api.answer(503, Retry_After="30")
@@ -336,7 +339,7 @@ class TestFaults:
         api.answer(502)
         with pytest.raises(ForgeUnreachableError):
             await line.request("POST", "/repos/acme/site/issues/1/comments", body={"body": "x"}, max_wait_s=60)
-        assert len(api.asked) == 1
+        assert len(api.requests) == 1
 
     async def test_unreachable_host(self, clock: HurriedClock) -> None:
         with Scripted(clock) as gone:
@@ -364,7 +367,7 @@ class TestFaults:
             api.answer(200, b"x", Content_Encoding="gzip")
         with pytest.raises(ForgeUnreachableError, match="encoding"):
             await get(line)
-        assert api.asked[0].headers["accept-encoding"] == "identity"
+        assert api.requests[0].headers["accept-encoding"] == "identity"
 
 
 class TestPages:
@@ -389,7 +392,7 @@ class TestRemembering:
         again = await line.request("GET", "/repos/acme/site", max_wait_s=0)
         assert again == first
         assert again.next == 2
-        assert api.asked[1].headers["if-none-match"] == 'W/"abc"'
+        assert api.requests[1].headers["if-none-match"] == 'W/"abc"'
 
     async def test_changed_answer_replaces_cached_one(self, line: GitHubConnection, api: Scripted) -> None:
         for number in (1, 2):
@@ -397,7 +400,7 @@ class TestRemembering:
             assert await get(line) == {"id": number}
         api.answer(304)
         assert await get(line) == {"id": 2}
-        assert api.asked[2].headers["if-none-match"] == '"2"'
+        assert api.requests[2].headers["if-none-match"] == '"2"'
 
     async def test_cache_is_separate_per_token(self, api: Scripted, clock: HurriedClock) -> None:
         shared = ResponseCache()
@@ -407,7 +410,7 @@ class TestRemembering:
         api.answer(404, {"message": "Not Found"})
         with pytest.raises(ForgeNotFoundError):
             await get(lines[1])
-        assert "if-none-match" not in api.asked[1].headers
+        assert "if-none-match" not in api.requests[1].headers
         for line in lines:
             await line.close()
 
@@ -416,7 +419,7 @@ class TestRemembering:
         await line.request("GET", "/repos/acme/site/pulls", params={"head": "acme:a"}, max_wait_s=0)
         api.answer(body=[2], ETag='"2"')
         await line.request("GET", "/repos/acme/site/pulls", params={"head": "acme:b"}, max_wait_s=0)
-        assert "if-none-match" not in api.asked[1].headers
+        assert "if-none-match" not in api.requests[1].headers
 
 
 class _Renewing:
@@ -526,19 +529,19 @@ class TestRefusals:
         assert TOKEN not in f"{refused.value!r} {refused.value.message} {refused.value.__context__!r} {line!r}"
         assert "***" in refused.value.message
         assert TOKEN not in caplog.text
-        assert api.asked[0].headers["authorization"] == f"Bearer {TOKEN}"
+        assert api.requests[0].headers["authorization"] == f"Bearer {TOKEN}"
 
     async def test_tries_new_token_once(self, api: Scripted, clock: HurriedClock) -> None:
         line = GitHubConnection(api.url, _Renewing(), clock, ResponseCache(), "one")
         api.answer(401, {"message": "Bad credentials"})
         api.answer(body={"id": 6})
         assert await get(line) == {"id": 6}
-        assert [asked.headers["authorization"] for asked in api.asked] == ["Bearer token-0", "Bearer token-1"]
+        assert [request.headers["authorization"] for request in api.requests] == ["Bearer token-0", "Bearer token-1"]
         for _ in range(2):
             api.answer(401, {"message": "Bad credentials"})
         with pytest.raises(ForgeUnauthorizedError):
             await get(line)
-        assert len(api.asked) == 4
+        assert len(api.requests) == 4
         await line.close()
 
 
@@ -546,7 +549,7 @@ async def test_stores_no_cookies(line: GitHubConnection, api: Scripted) -> None:
     for _ in range(2):
         api.answer(body={}, Set_Cookie="a=b; path=/")
         await get(line)
-    assert [one.headers.get("cookie") for one in api.asked] == [None, None]
+    assert [item.headers.get("cookie") for item in api.requests] == [None, None]
 
 
 async def test_concurrent_requests_share_connections(line: GitHubConnection, api: Scripted) -> None:
@@ -560,7 +563,7 @@ async def test_concurrent_requests_share_connections(line: GitHubConnection, api
 async def test_graphql_path_on_enterprise_server(line: GitHubConnection, api: Scripted) -> None:
     api.answer(body={"data": {}})
     await line.query_graphql("query { viewer { login } }", {}, max_wait_s=0)
-    assert (api.asked[0].method, api.asked[0].path) == ("POST", "/graphql")
+    assert (api.requests[0].method, api.requests[0].path) == ("POST", "/graphql")
 
 
 def test_token_is_masked_before_message_is_cut() -> None:

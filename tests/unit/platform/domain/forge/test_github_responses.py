@@ -39,14 +39,14 @@ def test_last_decisive_review_of_each_reviewer_counts(reviews: list[tuple[str, s
 
 
 def test_reviews_with_text_are_remarks() -> None:
-    said = [
+    payload = [
         review("ada", "APPROVED", "", 1),
         review("ada", "COMMENTED", "hm", 2),
         review("eve", "CHANGES_REQUESTED", "", 3),
         review("eve", "PENDING", "not sent yet", 4),
         review("eve", "DISMISSED", "withdrawn", 5),
     ]
-    assert [(remark.id, remark.state) for remark in github_responses.parse_review_remarks(said)] == [
+    assert [(remark.id, remark.state) for remark in github_responses.parse_review_remarks(payload)] == [
         ("2", "commented"),
         ("3", "changes_requested"),
     ]
@@ -74,7 +74,7 @@ def test_combines_checks_and_statuses(runs: list[dict[str, Any]], statuses: list
     found = github_responses.parse_check_runs(runs) + github_responses.parse_statuses(
         [{"id": 1, "context": "x", "state": state} for state in statuses]
     )
-    assert github_responses.summarize_checks([one for one, _ in found]) is outcome
+    assert github_responses.summarize_checks([check for check, _ in found]) is outcome
 
 
 def test_failures_have_unique_ids() -> None:
@@ -94,8 +94,8 @@ def test_failures_have_unique_ids() -> None:
 
 
 def test_remark_on_outdated_line_keeps_position() -> None:
-    said = {"id": 9, "user": None, "body": "typo", "path": "a.py", "line": None, "original_line": 12}
-    (remark,) = github_responses.parse_line_remarks([said])
+    payload = {"id": 9, "user": None, "body": "typo", "path": "a.py", "line": None, "original_line": 12}
+    (remark,) = github_responses.parse_line_remarks([payload])
     assert (remark.path, remark.line, remark.author) == ("a.py", 12, "ghost")
 
 
@@ -113,17 +113,17 @@ def test_tolerates_invalid_fields(odd: Any) -> None:
     pull = github_responses.parse_pull({"number": 7, **dict.fromkeys(fields, odd)}, WEB)
     assert (pull.number, pull.state) == (7, PullState.OPEN)
     fields = ("id", "user", "body", "state", "path", "line", "output", "name", "status", "conclusion", "context")
-    said = [dict.fromkeys(fields, odd)]
+    payload = [dict.fromkeys(fields, odd)]
     for read in (
         github_responses.parse_review_remarks,
         github_responses.parse_comment_remarks,
         github_responses.parse_line_remarks,
     ):
-        read(said)
+        read(payload)
     for reader in (github_responses.parse_check_runs, github_responses.parse_statuses):
-        reader(said)
-    github_responses.parse_workflow_runs([{**said[0], "head_repository": odd}], "a/b")
-    github_responses.summarize_reviews(said)
+        reader(payload)
+    github_responses.parse_workflow_runs([{**payload[0], "head_repository": odd}], "a/b")
+    github_responses.summarize_reviews(payload)
     assert not github_responses.parse_permissions({"permissions": odd}, None).push
 
 
@@ -164,9 +164,9 @@ def test_check_and_remark_addresses_are_web_pages() -> None:
 
 def test_values_can_be_stored() -> None:
     odd = "a\x00b\ud800c"
-    said = {"number": 7, "title": odd, "head": {"ref": "h" * 400, "sha": "../../x"}, "base": {"ref": odd * 400}}
+    payload = {"number": 7, "title": odd, "head": {"ref": "h" * 400, "sha": "../../x"}, "base": {"ref": odd * 400}}
     pull = github_responses.parse_pull(
-        {**said, "labels": [{"name": odd}] * 1000, "merged_at": "0001-01-01T00:00:00+23:59"}, WEB
+        {**payload, "labels": [{"name": odd}] * 1000, "merged_at": "0001-01-01T00:00:00+23:59"}, WEB
     )
     assert (pull.title, pull.head_commit, pull.merged_at) == ("abc", None, None)
     assert (len(pull.head), set(pull.labels), len(pull.labels)) == (250, {"abc"}, 100)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from sandyard.kit.clock import get_time
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.platform.db.models import Project, PullRequest
 from sandyard.platform.domain.forge import pollers
 from sandyard.platform.domain.forge.model import ForgeKind, PullState
@@ -61,7 +61,7 @@ class PollerHarness:
     async def add_project(self, owner: Person, *, slow: bool = False) -> str:
         project = await self.world.projects.create(
             owner.principal,
-            ordered_id("p-"),
+            make_ordered_id("p-"),
             repository="https://github.com/acme/site.git",
             settings=ProjectSettings.model_validate({"tasks": {"issueLabel": "sandyard"}}),
         )
@@ -71,7 +71,7 @@ class PollerHarness:
         async with self.world.database.transaction() as tx:
             tx.add(
                 PullRequest(
-                    id=ordered_id("pul_"), project_id=project.id, forge=ForgeKind.GITHUB, number=1, url="", title="",
+                    id=make_ordered_id("pul_"), project_id=project.id, forge=ForgeKind.GITHUB, number=1, url="", title="",
                     state=PullState.OPEN, draft=False, head_branch="a", base_branch="b", review="none", checks="none",
                     created_at=now, updated_at=now, looked_at=now,
                 )
@@ -103,8 +103,8 @@ async def harness(world: World, request: pytest.FixtureRequest) -> AsyncIterator
     assert forge.waiting == set(), "nothing is left after closing"
 
 
-async def test_slow_projects_of_one_owner_delay_no_other(harness: PollerHarness) -> None:
-    ann, mallory = await harness.world.person("ann"), await harness.world.person("mallory")
+async def test_slow_projects_of_one_owner_do_not_delay_others(harness: PollerHarness) -> None:
+    ann, mallory = await harness.world.create_person("ann"), await harness.world.create_person("mallory")
     slow = [await harness.add_project(mallory, slow=True) for _ in range(6)]
     good = await harness.add_project(ann)
     await harness.poll_until(lambda: len(harness.forge.waiting) == pollers.MAX_CONCURRENT_PROJECTS_PER_OWNER)
@@ -118,7 +118,7 @@ async def test_project_that_takes_too_long_is_backed_off(
     harness: PollerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pollers, "PROJECT_SECONDS", 0.01)
-    slow = await harness.add_project(await harness.world.person("mallory"), slow=True)
+    slow = await harness.add_project(await harness.world.create_person("mallory"), slow=True)
     polled_in = []
     for minute in range(1, 9):
         before = harness.forge.polled[slow]
@@ -130,7 +130,7 @@ async def test_project_that_takes_too_long_is_backed_off(
 
 
 async def test_polling_ends_when_project_is_deleted(harness: PollerHarness) -> None:
-    mallory = await harness.world.person("mallory")
+    mallory = await harness.world.create_person("mallory")
     slow = await harness.add_project(mallory, slow=True)
     await harness.poll_until(lambda: slow in harness.forge.waiting)
     await harness.world.projects.delete(mallory.principal, slow)

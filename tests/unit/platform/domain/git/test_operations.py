@@ -9,12 +9,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import delete, select, update
 
 from sandyard.kit.errors import ConflictError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.platform.db.database import Database, DatabaseUnavailableError
-from sandyard.platform.db.models import Event, GitOperation, Project, Sandbox, User
+from sandyard.platform.db.models import Event, GitOperation, Project, ProjectMember, Sandbox, User
 from sandyard.platform.domain.git.model import OperationKind
 from sandyard.platform.domain.git.operations.runner import (
     MAX_ATTEMPTS,
@@ -38,7 +38,7 @@ class OperationsHarness:
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.user, self.project = ordered_id("usr_"), ordered_id("prj_")
+        self.user, self.project = make_ordered_id("usr_"), make_ordered_id("prj_")
         self.restart()
 
     def restart(self) -> None:
@@ -55,11 +55,11 @@ class OperationsHarness:
 
     async def create_sandbox(self) -> Sandbox:
         row = Sandbox(
-            id=ordered_id("sbx_"),
+            id=make_ordered_id("sbx_"),
             owner_id=self.user,
             project_id=self.project,
             template="base",
-            idempotency_key=ordered_id("key_"),
+            idempotency_key=make_ordered_id("key_"),
             status="running",
             idle_seconds=300,
             created_at=utc_now(),
@@ -188,7 +188,7 @@ async def test_restart_keeps_order(harness: OperationsHarness) -> None:
     begun: list[str] = []
     go = asyncio.Event()
 
-    async def stuck(job: Job) -> dict[str, Any]:
+    async def block(job: Job) -> dict[str, Any]:
         async with job.wait_turn("repo"):
             await job.store(seen=True)
             await asyncio.Event().wait()
@@ -200,7 +200,7 @@ async def test_restart_keeps_order(harness: OperationsHarness) -> None:
             await go.wait()
             return {"seen": job.arguments.get("seen", False)}
 
-    harness.handlers[PUSH] = stuck
+    harness.handlers[PUSH] = block
     rows = [await harness.submit(PUSH, await harness.create_sandbox()) for _ in range(5)]
     async with asyncio.timeout(DEADLINE):
         while not any([(await harness.operations.get(row.id)).arguments for row in rows]):
@@ -222,11 +222,11 @@ async def test_restart_keeps_order(harness: OperationsHarness) -> None:
 
 
 async def test_gives_up_after_repeated_interruptions(harness: OperationsHarness) -> None:
-    async def stuck(job: Job) -> dict[str, Any]:
+    async def block(job: Job) -> dict[str, Any]:
         await asyncio.Event().wait()
         return {}
 
-    harness.handlers[PUSH] = stuck
+    harness.handlers[PUSH] = block
     row = await harness.submit(PUSH, await harness.create_sandbox())
     for attempt in range(1, MAX_ATTEMPTS + 1):
         async with asyncio.timeout(DEADLINE):
@@ -234,7 +234,7 @@ async def test_gives_up_after_repeated_interruptions(harness: OperationsHarness)
                 await asyncio.sleep(0.01)
         await harness.operations.close()
         harness.restart()
-        harness.handlers[PUSH] = stuck
+        harness.handlers[PUSH] = block
         await harness.operations.recover()
     ended = await harness.wait(row)
     assert ended.status == "failed" and str(MAX_ATTEMPTS) in (ended.error or "")
@@ -299,8 +299,8 @@ async def test_limits_progress_events(harness: OperationsHarness) -> None:
 
     harness.handlers[PUSH] = push
     row = await harness.wait(await harness.submit(PUSH, await harness.create_sandbox()))
-    told = await harness.list_event_kinds(row)
-    assert told[-1] == "git.completed" and told.count("git.progress") <= MAX_IMMEDIATE_REPORTS + 1
+    kinds = await harness.list_event_kinds(row)
+    assert kinds[-1] == "git.completed" and kinds.count("git.progress") <= MAX_IMMEDIATE_REPORTS + 1
 
 
 async def test_repeated_push_before_start_is_same_operation(harness: OperationsHarness) -> None:
@@ -341,3 +341,54 @@ async def test_repeated_crashes_leave_one_push(harness: OperationsHarness) -> No
         await harness.operations.recover()
         await harness.operations.close()
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("how", ["removed", "disabled"])
+async def test_operations_of_former_members_do_not_start(harness: OperationsHarness, how: str) -> None:
+    """They would use the project's credential. Those of others continue."""
+    member, ran, go, queued = make_ordered_id("usr_"), list[str](), asyncio.Event(), asyncio.Event()
+    async with harness.database.transaction() as tx:
+        tx.add(User(id=member, name=member, role="member", created_at=utc_now()))
+        await tx.session.flush()
+        tx.add(ProjectMember(project_id=harness.project, user_id=member, added_at=utc_now()))
+
+    async def commit(job: Job) -> dict[str, Any]:
+        await go.wait()
+        return {}
+
+    async def push(job: Job) -> dict[str, Any]:
+        if job.operation.user_id == member:
+            queued.set()
+        async with job.wait_turn("repo"):
+            ran.append(job.operation.id)
+            await go.wait()
+        return {}
+
+    harness.handlers.update({COMMIT: commit, PUSH: push})
+    operations, project = harness.operations, harness.project
+    own = await harness.submit(PUSH, await harness.create_sandbox())
+    async with asyncio.timeout(DEADLINE):
+        while not ran:
+            await asyncio.sleep(0.01)
+    in_repository_queue = await operations.submit(
+        PUSH, await harness.create_sandbox(), project_id=project, user_id=member
+    )
+    sandbox = await harness.create_sandbox()
+    await harness.submit(COMMIT, sandbox)
+    behind_another = await operations.submit(PUSH, sandbox, project_id=project, user_id=member)
+    of_the_platform = await operations.submit(PUSH, sandbox, project_id=project, user_id=None)
+    async with asyncio.timeout(DEADLINE):
+        await queued.wait()
+    async with harness.database.transaction() as tx:
+        if how == "removed":
+            await tx.session.execute(delete(ProjectMember).where(ProjectMember.user_id == member))
+        else:
+            await tx.session.execute(update(User).where(User.id == member).values(disabled_at=utc_now()))
+    go.set()
+    for submitted in (in_repository_queue, behind_another):
+        row = await harness.wait(submitted)
+        assert (row.status, row.error_code) == ("failed", "owner_without_access")
+        assert row.error is not None and "no longer has access" in row.error
+    for row in (own, of_the_platform):
+        assert (await harness.wait(row)).status == "completed"
+    assert set(ran) == {own.id, of_the_platform.id}

@@ -53,7 +53,7 @@ async def test_serves_waiters_fairly() -> None:
         turns.leave("repo", name)
 
     names = [(f"greedy-{number}", "greedy") for number in range(4)] + [("b", "b"), ("c", "c")]
-    tasks = [asyncio.ensure_future(work(*one)) for one in names]
+    tasks = [asyncio.ensure_future(work(*item)) for item in names]
     await settle()
     expected = ["b", "c", "greedy-0", "greedy-1", "greedy-2", "greedy-3"]
     assert [turns.get_position("repo", name) for name in expected] == [1, 2, 3, 4, 5, 6]

@@ -91,14 +91,14 @@ class McpHarness:
 
 def answering(status: int, body: bytes, **headers: str) -> Handler:
     async def handler(seen: Seen, reply: Reply) -> None:
-        await reply.whole(body, status=status, **headers)
+        await reply.send(body, status=status, **headers)
 
     return handler
 
 
 @pytest.fixture
 async def harness(world: World, servers: McpServers, upstream: Upstream) -> AsyncIterator[McpHarness]:
-    root = (await world.person("root", "admin")).principal
+    root = (await world.create_person("root", "admin")).principal
     project = await world.projects.create(root, "website")
     other = await world.projects.create(root, "other")
     async with world.database.transaction() as tx:
@@ -111,8 +111,8 @@ async def harness(world: World, servers: McpServers, upstream: Upstream) -> Asyn
     gateway = McpGateway(servers, Capabilities(world.vault))
     made = McpHarness(world, servers, gateway, upstream, server, other.id)
 
-    async def note(turn_id: str, code: str, sentence: str) -> None:
-        made.noted.append((turn_id, code, sentence))
+    async def note(turn_id: str, code: str, message: str) -> None:
+        made.noted.append((turn_id, code, message))
 
     gateway.failure_hooks.append(note)
     yield made
@@ -121,7 +121,7 @@ async def harness(world: World, servers: McpServers, upstream: Upstream) -> Asyn
 
 async def test_adds_headers_of_server(harness: McpHarness) -> None:
     async def handler(seen: Seen, reply: Reply) -> None:
-        await reply.whole({"jsonrpc": "2.0", "id": 1, "result": {}}, mcp_session_id="s-1", set_cookie="a=b")
+        await reply.send({"jsonrpc": "2.0", "id": 1, "result": {}}, mcp_session_id="s-1", set_cookie="a=b")
 
     harness.upstream.handler = handler
     body = {"jsonrpc": "2.0", "id": 1, "method": "initialize"}
@@ -179,7 +179,7 @@ async def test_drops_body_after_sending(harness: McpHarness) -> None:
 
     async def slow(seen: Seen, reply: Reply) -> None:
         await answers.wait()
-        await reply.whole({})
+        await reply.send({})
 
     harness.upstream.handler = slow
     shown = Capabilities(harness.world.vault).derive("sbx_1").reveal()
@@ -251,23 +251,23 @@ async def test_rejects_strangers_and_other_projects(harness: McpHarness) -> None
 
 async def test_redacts_key_in_answer(harness: McpHarness) -> None:
     async def echo(seen: Seen, reply: Reply) -> None:
-        told = seen.headers["authorization"] + " " + seen.headers["x-team"]
-        await reply.stream(x_echo=told, www_authenticate=f"Bearer {KEY}", **{f"X-{KEY.upper()}": "1"})
-        for letter in told.encode():
+        credentials = seen.headers["authorization"] + " " + seen.headers["x-team"]
+        await reply.stream(x_echo=credentials, www_authenticate=f"Bearer {KEY}", **{f"X-{KEY.upper()}": "1"})
+        for letter in credentials.encode():
             await reply.chunk(bytes([letter]))
         await reply.end()
 
     harness.upstream.handler = echo
     answer = await harness.ask({})
-    said = repr((answer.headers, answer.body))
-    assert KEY not in said.lower()
-    assert "team-blue-0123456789" not in said
+    received = repr((answer.headers, answer.body))
+    assert KEY not in received.lower()
+    assert "team-blue-0123456789" not in received
     assert b"*" * len(KEY) in answer.body
     assert "www-authenticate" not in answer.headers
 
 
 async def test_member_who_left_cannot_use_keys(harness: McpHarness) -> None:
-    member = await harness.world.person("mo")
+    member = await harness.world.create_person("mo")
     await harness.world.projects.add_member(ROOT, harness.server.project_id, member.principal.user_id)
     async with harness.world.database.transaction() as tx:
         session = {
@@ -285,23 +285,23 @@ async def test_member_who_left_cannot_use_keys(harness: McpHarness) -> None:
 async def test_reports_refusal_once_per_session(harness: McpHarness) -> None:
     """No agent tries to have a person log in, or follows a redirect to another server."""
     words = {"location": f"http://127.0.0.1:1/{KEY}", "www-authenticate": "Bearer resource_metadata=x"}
-    for status, told in ((401, 403), (401, 403), (403, 403), (307, 502)):
+    for status, expected in ((401, 403), (401, 403), (403, 403), (307, 502)):
         harness.upstream.handler = answering(status, b"no", **words)
         answer = await harness.ask({})
-        assert answer.status == told
+        assert answer.status == expected
         assert not {"location", "www-authenticate"} & set(answer.headers)
         assert KEY not in repr(answer)
     await harness.gateway.close()
-    ((turn, code, sentence),) = harness.noted
+    ((turn, code, message),) = harness.noted
     assert (turn, code) == ("trn_1", SERVER_FAILED)
-    assert "issues rejected the configured headers (401)" in sentence
+    assert "issues rejected the configured headers (401)" in message
 
 
 async def test_discards_cookies(harness: McpHarness) -> None:
     """All projects share the platform's connections: a cookie of one would be sent with the key of another."""
 
     async def handler(seen: Seen, reply: Reply) -> None:
-        await reply.whole({}, set_cookie="sid=the-first-projects; Path=/")
+        await reply.send({}, set_cookie="sid=the-first-projects; Path=/")
 
     harness.upstream.handler = handler
     second = await harness.servers.create(
@@ -322,7 +322,7 @@ async def test_server_is_unreachable(harness: McpHarness) -> None:
 
 async def test_rejects_name_that_becomes_private(harness: McpHarness, names: dict[str, str]) -> None:
     """It was public when the owner entered it."""
-    owner = (await harness.world.person("owner")).principal
+    owner = (await harness.world.create_person("owner")).principal
     project = await harness.world.projects.create(owner, "own")
     async with harness.world.database.transaction() as tx:
         session = {"id": "ses_4", "project_id": project.id, "owner_id": owner.user_id, "title": "s"}
@@ -347,7 +347,7 @@ async def _mcp(seen: Seen, reply: Reply, *, streamed: bool) -> None:
         return
     number, method = seen.json.get("id"), seen.json["method"]
     if number is None:
-        await reply.whole(b"", status=202)
+        await reply.send(b"", status=202)
         return
     result: dict[str, Any] = TOOLS
     if method == "initialize":
@@ -361,7 +361,7 @@ async def _mcp(seen: Seen, reply: Reply, *, streamed: bool) -> None:
         await reply.event({"jsonrpc": "2.0", "method": "notifications/message"})
         await reply.event(message)
         await asyncio.Event().wait()  # the stream may stay open after the answer
-    await reply.whole(message, mcp_session_id="s-1")
+    await reply.send(message, mcp_session_id="s-1")
 
 
 async def test_tests_server(harness: McpHarness) -> None:
@@ -426,11 +426,11 @@ async def test_reports_invalid_answers(harness: McpHarness) -> None:
             headers: dict[str, str] = headers,
         ) -> None:
             if seen.json.get("id") is None:
-                await reply.whole(b"", status=202)
+                await reply.send(b"", status=202)
                 return
             first = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, **greeting}
             result = first if seen.json["method"] == "initialize" else listed
-            await reply.whole({"jsonrpc": "2.0", "id": seen.json["id"], "result": result}, **headers)
+            await reply.send({"jsonrpc": "2.0", "id": seen.json["id"], "result": result}, **headers)
 
         harness.upstream.handler = handler
         found = await harness.servers.test(ROOT, harness.server.project_id, harness.server.id)
@@ -442,7 +442,7 @@ async def test_server_without_headers_requires_some_later(harness: McpHarness) -
 
     async def handler(seen: Seen, reply: Reply) -> None:
         if seen.json["method"] == "tools/list":
-            await reply.whole(b"", status=401)
+            await reply.send(b"", status=401)
         else:
             await _mcp(seen, reply, streamed=False)
 

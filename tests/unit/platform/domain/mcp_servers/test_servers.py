@@ -24,12 +24,12 @@ HEADERS = {"Authorization": Secret(f"Bearer {KEY}")}
 
 
 async def test_permissions(world: World, servers: McpServers, names: dict[str, str]) -> None:
-    owner, member = (await world.person("owner")).principal, (await world.person("member")).principal
-    stranger = (await world.person("stranger")).principal
+    owner, member = (await world.create_person("owner")).principal, (await world.create_person("member")).principal
+    stranger = (await world.create_person("stranger")).principal
     project = await world.projects.create(owner, "website")
     await world.projects.add_member(owner, project.id, member.user_id)
     made = await servers.create(owner, project.id, McpServerDraft(name="issues", url=URL, headers=HEADERS))
-    assert [one.name for one in await servers.list(member, project.id)] == ["issues"]
+    assert [item.name for item in await servers.list(member, project.id)] == ["issues"]
     change = McpServerDraft(name="other")
     for person, refused in ((member, ForbiddenError), (stranger, NotFoundError)):
         for verb in (
@@ -54,16 +54,16 @@ async def test_permissions(world: World, servers: McpServers, names: dict[str, s
 
 
 async def test_headers_are_write_only(world: World, servers: McpServers, names: dict[str, str]) -> None:
-    owner = (await world.person("owner")).principal
+    owner = (await world.create_person("owner")).principal
     project = await world.projects.create(owner, "website")
     given = {**HEADERS, "X-Team": Secret("blue")}
     made = await servers.create(owner, project.id, McpServerDraft(name="issues", url=URL, headers=given))
-    assert [(one.name, one.hint) for one in made.headers] == [("Authorization", "…4b35"), ("X-Team", "…")]
+    assert [(header.name, header.hint) for header in made.headers] == [("Authorization", "…4b35"), ("X-Team", "…")]
     assert KEY not in repr(made)
 
     kept = McpServerDraft(headers={"authorization": None, "X-New": Secret("new-value-of-a-header")})
     changed = await servers.update(owner, project.id, made.id, kept)
-    assert [one.name for one in changed.headers] == ["authorization", "X-New"]
+    assert [header.name for header in changed.headers] == ["authorization", "X-New"]
     async with world.database.reading() as session:
         row = (await session.scalars(select(McpServer))).one()
     assert KEY.encode() not in (row.headers or b"")
@@ -84,7 +84,7 @@ async def test_headers_are_write_only(world: World, servers: McpServers, names: 
 
 
 async def test_allowed_addresses(world: World, servers: McpServers, names: dict[str, str]) -> None:
-    owner = (await world.person("owner")).principal
+    owner = (await world.create_person("owner")).principal
     project = await world.projects.create(owner, "website")
     for url, refused in (
         ("http://mcp.example.org/mcp", ForbiddenError),
@@ -111,7 +111,7 @@ async def test_allowed_addresses(world: World, servers: McpServers, names: dict[
     await servers.update(owner, project.id, inside.id, McpServerDraft(name="renamed"))
     same = McpServerDraft(url="http://Inside.example.org:8080/mcp", headers={"X-Team": Secret("blue")})
     changed = await servers.update(owner, project.id, inside.id, same)
-    assert (changed.url, [one.name for one in changed.headers]) == (inside.url, ["X-Team"])
+    assert (changed.url, [header.name for header in changed.headers]) == (inside.url, ["X-Team"])
 
 
 async def test_urls_of_a_former_administrator_are_checked(
@@ -119,8 +119,8 @@ async def test_urls_of_a_former_administrator_are_checked(
 ) -> None:
     for proxy in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(proxy, raising=False)
-    boss, maria = (await world.person("boss", "admin")).principal, (await world.person("maria")).principal
-    other = (await world.person("other", "admin")).principal
+    boss, maria = (await world.create_person("boss", "admin")).principal, (await world.create_person("maria")).principal
+    other = (await world.create_person("other", "admin")).principal
     draft = McpServerDraft(name="inside", url="https://127.0.0.1:1/mcp")
     own, hers = await world.projects.create(boss, "own"), await world.projects.create(maria, "hers")
     mine, approved = await servers.create(boss, own.id, draft), await servers.create(boss, hers.id, draft)
@@ -139,7 +139,7 @@ async def test_urls_of_a_former_administrator_are_checked(
 async def test_proxy_resolves_names(
     world: World, servers: McpServers, names: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner = (await world.person("owner")).principal
+    owner = (await world.create_person("owner")).principal
     project = await world.projects.create(owner, "website")
     monkeypatch.setenv("https_proxy", "http://proxy.example.org:3128")
     url = "https://nowhere.example.org/mcp"
@@ -170,7 +170,7 @@ INVALID: list[dict[str, Any]] = [
 
 
 async def test_rejects_invalid_servers(world: World, servers: McpServers, names: dict[str, str]) -> None:
-    owner = (await world.person("owner")).principal
+    owner = (await world.create_person("owner")).principal
     project = await world.projects.create(owner, "website")
     for wanted in INVALID:
         with pytest.raises(InvalidInputError):
@@ -178,7 +178,7 @@ async def test_rejects_invalid_servers(world: World, servers: McpServers, names:
 
 
 async def test_names_are_unique_and_number_is_limited(world: World, servers: McpServers) -> None:
-    owner = (await world.person("owner")).principal
+    owner = (await world.create_person("owner")).principal
     project = await world.projects.create(owner, "website")
     first = await servers.create(owner, project.id, McpServerDraft(name="first", command="x"))
     second = await servers.create(owner, project.id, McpServerDraft(name="second", command="x"))
@@ -197,19 +197,23 @@ async def test_names_are_unique_and_number_is_limited(world: World, servers: Mcp
 
 @pytest.mark.both_databases
 async def test_concurrent_creates(world: World, servers: McpServers) -> None:
-    owner = (await world.person("owner")).principal
+    owner = (await world.create_person("owner")).principal
     project = await world.projects.create(owner, "website")
 
     async def create(*names: str) -> list[object]:
         wanted = [servers.create(owner, project.id, McpServerDraft(name=name, command="x")) for name in names]
-        return [one for one in await asyncio.gather(*wanted, return_exceptions=True) if isinstance(one, Exception)]
+        return [
+            candidate
+            for candidate in await asyncio.gather(*wanted, return_exceptions=True)
+            if isinstance(candidate, Exception)
+        ]
 
     refused = await create("issues", "Issues", "ISSUES", "iSSUES")
-    assert [type(one) for one in refused] == [ConflictError] * 3, refused
+    assert [type(item) for item in refused] == [ConflictError] * 3, refused
     for number in range(MAX_SERVERS - 3):
         await servers.create(owner, project.id, McpServerDraft(name=f"more-{number}", command="x"))
     refused = await create("a", "b", "c", "d", "e")
-    assert [type(one) for one in refused] == [ConflictError] * 3, refused
+    assert [type(item) for item in refused] == [ConflictError] * 3, refused
     found = await servers.list(owner, project.id)
     assert len(found) == MAX_SERVERS
     changes = [
@@ -217,7 +221,7 @@ async def test_concurrent_creates(world: World, servers: McpServers) -> None:
         for one, name in zip(found[:2], "nN", strict=True)
     ]
     results = await asyncio.gather(*changes, return_exceptions=True)
-    assert [isinstance(one, ConflictError) for one in results].count(True) == 1, results
+    assert [isinstance(result, ConflictError) for result in results].count(True) == 1, results
 
 
 def _row(**fields: Any) -> McpServer:

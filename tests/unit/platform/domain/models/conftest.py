@@ -10,5 +10,5 @@ from tests.unit.platform.domain.models.upstream import Upstream
 
 @pytest.fixture
 async def upstream() -> AsyncIterator[Upstream]:
-    async with scripted.opened() as made:
+    async with scripted.open_upstream() as made:
         yield made

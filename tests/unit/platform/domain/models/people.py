@@ -52,8 +52,8 @@ class Scene:
     async def run(self, program: str) -> str:
         """Run a Python program in the sandbox as the agent and return its output. `ask(path, body)` returns status and
         text."""
-        words = {"base": self.endpoint.base_url, "capability": self.endpoint.capability.reveal()}
-        command = f"python3 - <<'EOF'\nsaid = {json.dumps(words)}\n{AGENT}\n{program}\nEOF"
+        config = {"base": self.endpoint.base_url, "capability": self.endpoint.capability.reveal()}
+        command = f"python3 - <<'EOF'\nconfig = {json.dumps(config)}\n{AGENT}\n{program}\nEOF"
         return await self.platform.run(self.sandbox, command)
 
     async def turn(self) -> Turn:
@@ -73,19 +73,19 @@ class Scene:
 
 AGENT = """
 import http.client, json, urllib.parse
-where = urllib.parse.urlsplit(said["base"])
-def opened(path="/v1/chat/completions", body=None, headers=None, method="POST"):
+where = urllib.parse.urlsplit(config["base"])
+def send_request(path="/v1/chat/completions", body=None, headers=None, method="POST"):
     line = http.client.HTTPConnection(where.hostname, where.port, timeout=60)
-    shown = {"Authorization": "Bearer " + said["capability"], "Content-Type": "application/json"}
+    shown = {"Authorization": "Bearer " + config["capability"], "Content-Type": "application/json"}
     line.request(method, where.path + path, json.dumps(body) if body is not None else None, {**shown, **(headers or {})})
     return line.getresponse()
 def ask(path="/v1/chat/completions", body=None, headers=None, method="POST"):
-    answer = opened(path, body, headers, method)
+    answer = send_request(path, body, headers, method)
     return answer.status, answer.read().decode(), dict(answer.getheaders())
 """
 
 
-async def played(platform: PlatformHarness, upstream: Upstream, **project: Any) -> Scene:
+async def open_scene(platform: PlatformHarness, upstream: Upstream, **project: Any) -> Scene:
     """Create a session with a running sandbox, a provider for all users, and the connection to it."""
     services = platform.services
     project_id = await platform.project(platform.owner, **project) if project else None

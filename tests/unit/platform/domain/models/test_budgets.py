@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sandyard.kit.clock import get_time
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.platform.db.models import ModelCall, Session, Task
 from sandyard.platform.domain.models.budgets import Budgets
 from sandyard.platform.domain.models.ledger import Ledger
@@ -27,7 +27,8 @@ class BudgetHarness:
         async with self.world.database.transaction() as tx:
             tx.add(
                 ModelCall(
-                    id=ordered_id("mcl_"),
+                    id=make_ordered_id("mcl_"),
+                    owner_id=self.session.owner_id,
                     project_id=self.session.project_id,
                     task_id=self.session.task_id,
                     session_id=self.session.id,
@@ -42,7 +43,7 @@ class BudgetHarness:
 
 
 async def harness(world: World, settings: dict[str, Any], budget: dict[str, Any] | None) -> BudgetHarness:
-    owner, now = (await world.person("owner")).principal, get_time(world.clock)
+    owner, now = (await world.create_person("owner")).principal, get_time(world.clock)
     project = await world.projects.create(owner, "p", settings=ProjectSettings.model_validate({"tasks": settings}))
     card = {"description": "", "status": "in_progress", "position": 0, "priority": 0}
     task = Task(
@@ -101,3 +102,18 @@ async def test_project_budget_resets_each_month(world: World) -> None:
         await monthly.budgets.check(monthly.session)
     await world.clock.advance(timedelta(days=31).total_seconds())
     await monthly.budgets.check(monthly.session)
+
+
+async def test_the_limit_of_a_user_is_for_all_projects_and_a_month(world: World) -> None:
+    ran = await harness(world, {}, None)
+    ran.budgets = Budgets(
+        world.database, ran.ledger, world.clock, lambda quotas: quotas.model_copy(update={"monthly_usd": 1.0})
+    )
+    await ran.spend(10, micros=600_000)
+    await ran.budgets.check(ran.session)
+    ran.session.project_id = None
+    await ran.spend(10, micros=600_000)
+    with pytest.raises(OverBudgetError, match=r"owner of the session.*1\.00 US dollars.*for this month: 1\.20 spent"):
+        await ran.budgets.check(ran.session)
+    world.clock.set(world.clock.now() + timedelta(days=32).total_seconds())
+    await ran.budgets.check(ran.session)

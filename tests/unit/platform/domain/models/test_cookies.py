@@ -16,7 +16,7 @@ from tests.unit.platform.domain.models.upstream import Reply, Seen, Upstream
 
 
 async def setting(seen: Seen, reply: Reply) -> None:
-    await reply.whole({}, set_cookie="sid=somebodys; Path=/")
+    await reply.send({}, set_cookie="sid=somebodys; Path=/")
 
 
 async def ask_twice(client: httpx.AsyncClient, upstream: Upstream, url: str) -> list[str | None]:
@@ -26,7 +26,7 @@ async def ask_twice(client: httpx.AsyncClient, upstream: Upstream, url: str) -> 
 
 
 async def test_client_discards_cookies() -> None:
-    async with scripted.opened() as upstream, httpx.AsyncClient() as client:
+    async with scripted.open_upstream() as upstream, httpx.AsyncClient() as client:
         upstream.handler = setting
         discard_cookies(client)
         assert await ask_twice(client, upstream, upstream.url) == [None, None]
@@ -43,7 +43,7 @@ async def test_model_gateway_discards_cookies() -> None:
         on_outcome=mock.Mock(),
         on_refused=mock.Mock(),
     )
-    async with scripted.opened() as upstream:
+    async with scripted.open_upstream() as upstream:
         upstream.handler = setting
         for url in (upstream.url, "https://models.example.org"):
             client = gateway.get_client(ModelProvider(base_url=url, named_by_admin=True))
@@ -53,7 +53,7 @@ async def test_model_gateway_discards_cookies() -> None:
 
 
 async def test_discards_cookies_through_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with scripted.opened() as upstream:
+    async with scripted.open_upstream() as upstream:
         upstream.handler = setting
         monkeypatch.setenv("http_proxy", upstream.url)
         monkeypatch.setenv("no_proxy", "")

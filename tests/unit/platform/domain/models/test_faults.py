@@ -76,17 +76,17 @@ def test_cause_of_fault(status: int, body: dict[str, Any], cause: Cause, *, fina
     fault = classify_response("Anthropic", status, json.dumps(body), model="m", has_key=True, redactor=Redactor())
     assert (fault.cause, fault.final) == (cause, final)
     if cause is Cause.QUOTA:
-        assert fault.sentence.startswith("Your Anthropic account has no quota left. Add credit with the provider, ")
+        assert fault.message.startswith("Your Anthropic account has no quota left. Add credit with the provider, ")
         assert fault.code == "model_quota_exceeded"
     else:
-        assert fault.sentence.startswith("Anthropic ")
-        assert f"({status})" in fault.sentence
+        assert fault.message.startswith("Anthropic ")
+        assert f"({status})" in fault.message
     assert fault.code in FAULT_CODES
     assert len(fault.code) <= 40
 
 
 @pytest.mark.parametrize(
-    ("error", "sentence"),
+    ("error", "message"),
     [
         (
             httpx.ConnectError("All connection attempts failed"),
@@ -107,11 +107,11 @@ def test_cause_of_fault(status: int, body: dict[str, Any], cause: Cause, *, fina
         (httpx.RemoteProtocolError(""), "house could not be reached at URL: RemoteProtocolError."),
     ],
 )
-def test_missing_answer_is_explained_without_library_names(error: Exception, sentence: str) -> None:
+def test_missing_answer_is_explained_without_library_names(error: Exception, message: str) -> None:
     url = "http://model.test:9"
     fault = classify_error("house", url, error, late=False)
-    assert fault.sentence == sentence.replace("URL", url)
-    assert str(ProviderTestFailedError(fault.cause, fault.sentence)) == f"{fault.sentence} Nothing was saved."
+    assert fault.message == message.replace("URL", url)
+    assert str(ProviderTestFailedError(fault.cause, fault.message)) == f"{fault.message} Nothing was saved."
 
 
 def test_key_is_redacted_before_message_is_cut() -> None:
@@ -120,14 +120,14 @@ def test_key_is_redacted_before_message_is_cut() -> None:
     for start in range(MAX_QUOTE_LENGTH - len(key) - 5, MAX_QUOTE_LENGTH + 1):
         body = json.dumps({"error": {"message": "m" * start + key}})
         fault = classify_response("P", 400, body, model="m", has_key=True, redactor=Redactor(Secret(key)))
-        assert "sk-" not in fault.sentence
+        assert "sk-" not in fault.message
 
 
 def test_message_of_fault() -> None:
     fault = classify_response("Anthropic", 401, json.dumps(ANTHROPIC), model=None, has_key=True, redactor=Redactor())
-    assert fault.sentence == "Anthropic rejected the API key (401). It said: “invalid x-api-key”"
+    assert fault.message == "Anthropic rejected the API key (401). It said: “invalid x-api-key”"
     keyless = classify_response("Anthropic", 401, "", model=None, has_key=False, redactor=Redactor())
-    assert keyless.sentence == "Anthropic requires an API key (401)."
+    assert keyless.message == "Anthropic requires an API key (401)."
     assert make_label("anthropic", "https://api.anthropic.com") == "Anthropic"
     assert make_label("work", "https://api.anthropic.com") == "Anthropic (work)"
     assert make_label("house", "http://127.0.0.1:11434") == "house"

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select
 
 from sandyard.kit.clock import get_time
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.platform.db.models import ModelCall, ModelProvider, Session
 from sandyard.platform.domain.models import ledger as ledgers
 from sandyard.platform.domain.models.ledger import OTHER_MODELS, Ledger, select_calls
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.both_databases
 
 def call(at: datetime, model: str | None, project_id: str | None, micros: int | None = 0) -> ModelCall:
     return ModelCall(
-        id=ordered_id("mcl_"),
+        id=make_ordered_id("mcl_"),
         project_id=project_id,
         model=model,
         status=200,
@@ -44,7 +44,7 @@ async def test_costs_of_unfinished_requests_are_estimates(world: World) -> None:
 
 
 async def test_separates_days_models_and_projects(world: World) -> None:
-    owner = (await world.person("owner")).principal
+    owner = (await world.create_person("owner")).principal
     project = await world.projects.create(owner, "website")
     first, last = datetime(2026, 2, 28, 0, 0, tzinfo=UTC), datetime(2026, 2, 28, 23, 59, 59, 999_000, tzinfo=UTC)
     async with world.database.transaction() as tx:
@@ -60,7 +60,7 @@ async def test_separates_days_models_and_projects(world: World) -> None:
 
     days, truncated = await ledger.list_by_day()
     assert not truncated
-    found = {(one.day, one.project_id, one.model): one.spent for one in days}
+    found = {(day.day, day.project_id, day.model): day.spent for day in days}
     assert len(found) == len(days) == 4
     assert days[0].day == date(2026, 3, 1)  # newest first
     both = found[date(2026, 2, 28), project.id, "sonnet"]
@@ -68,9 +68,9 @@ async def test_separates_days_models_and_projects(world: World) -> None:
     assert found[date(2026, 2, 28), None, "sonnet"].cost_usd is None
 
     of_project, _ = await ledger.list_by_day(*select_calls(project_id=project.id, since=last))
-    assert {(one.model, one.spent.calls) for one in of_project} == {("sonnet", 1), ("opus", 1)}
+    assert {(item.model, item.spent.calls) for item in of_project} == {("sonnet", 1), ("opus", 1)}
     newest, truncated = await ledger.list_by_day(limit=1)
-    assert ([one.day for one in newest], truncated) == ([date(2026, 3, 1)], True)
+    assert ([item.day for item in newest], truncated) == ([date(2026, 3, 1)], True)
 
 
 async def test_adds_up_rows_with_huge_numbers(world: World) -> None:
@@ -89,12 +89,12 @@ async def test_adds_up_rows_with_huge_numbers(world: World) -> None:
     assert models[0][1].tokens >= 6 * most and (models[0][1].cost_usd or 0) > 2e13
     assert (models[1][1].tokens, models[1][1].cost_usd) == (11, 0.000005)
     days, _ = await ledger.list_by_day()
-    assert [one.spent for one in days] == [spent for _, spent in models]
+    assert [day.spent for day in days] == [spent for _, spent in models]
 
 
 async def test_bounds_model_names_of_a_day(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledgers, "MODELS_PER_DAY", 3)
-    owner, other = (await world.person("owner")).principal, (await world.person("other")).principal
+    owner, other = (await world.create_person("owner")).principal, (await world.create_person("other")).principal
     project, now = await world.projects.create(owner, "website"), get_time(world.clock)
     rows = {"title": "s", "template": "base", "created_at": now, "updated_at": now}
     provider = {"name": "p", "kind": "openai", "base_url": "https://models.example", "hint": ""}

@@ -11,7 +11,7 @@ from sandyard.platform.domain.models.presets import find_preset, find_price, get
 
 
 def test_models_of_presets_have_prices() -> None:
-    assert [one.name for one in list_presets()] == ["anthropic", "openai", "gemini", "openrouter", "ollama", "vllm"]
+    assert [item.name for item in list_presets()] == ["anthropic", "openai", "gemini", "openrouter", "ollama", "vllm"]
     for preset in list_presets():
         for model in preset.models or ("whatever-it-has",):
             assert parse_price(preset.prices, model) is not None, (preset.name, model)
@@ -25,7 +25,7 @@ def test_every_agent_has_preset_and_price_of_default_model() -> None:
             serving = [preset for preset in list_presets() if preset.serves(profile)]
             assert serving, profile.name
             assert any(parse_price(preset.prices, profile.models[0]) for preset in serving), profile.name
-    assert [one.name for one in list_presets() if one.serves(BUILT_IN["claude"])] == ["anthropic"]
+    assert [candidate.name for candidate in list_presets() if candidate.serves(BUILT_IN["claude"])] == ["anthropic"]
 
 
 def test_finds_price_by_address() -> None:

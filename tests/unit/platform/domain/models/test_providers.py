@@ -49,8 +49,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 async def test_permissions(world: World, providers: Providers, names: dict[str, str]) -> None:
-    owner, member = (await world.person("owner")).principal, (await world.person("member")).principal
-    stranger = (await world.person("stranger")).principal
+    owner, member = (await world.create_person("owner")).principal, (await world.create_person("member")).principal
+    stranger = (await world.create_person("stranger")).principal
     project = await world.projects.create(owner, "website")
     await world.projects.add_member(owner, project.id, member.user_id)
     with pytest.raises(ForbiddenError):
@@ -63,7 +63,7 @@ async def test_permissions(world: World, providers: Providers, names: dict[str, 
     with pytest.raises(NotFoundError):
         await providers.create(stranger, name="x", project_id=project.id, base_url=url, **CHAT)
     for person, seen in ((owner, [own, everybodys]), (member, [own, everybodys]), (stranger, [everybodys])):
-        assert {one.id for one in (await providers.list(person, PageRequest())).items} == {one.id for one in seen}
+        assert {item.id for item in (await providers.list(person, PageRequest())).items} == {item.id for item in seen}
     with pytest.raises(NotFoundError):
         await providers.get(stranger, own.id)
     with pytest.raises(ForbiddenError):
@@ -73,12 +73,12 @@ async def test_permissions(world: World, providers: Providers, names: dict[str, 
     assert [row.id for row in await providers.list_usable(project.id)] == [own.id, everybodys.id]
     assert await providers.find(own.id, None) is None
     await providers.delete(owner, own.id)
-    kinds = [event.kind for event in await world.emitted() if event.kind.startswith("model_provider")]
+    kinds = [event.kind for event in await world.list_events() if event.kind.startswith("model_provider")]
     assert kinds == ["model_provider.created", "model_provider.created", "model_provider.deleted"]
 
 
 async def test_allowed_addresses(world: World, providers: Providers, names: dict[str, str]) -> None:
-    owner = (await world.person("owner")).principal
+    owner = (await world.create_person("owner")).principal
     mine = {"project_id": (await world.projects.create(owner, "website")).id, **CHAT}
     names |= {"translated.example.org": "64:ff9b::7f00:1", "tunnelled.example.org": "2002:a00:1::1"}
     private = (
@@ -244,7 +244,7 @@ async def test_address_set_by_member_is_checked_at_every_request(
     """The name may resolve to another address by then."""
     for proxy in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(proxy, raising=False)
-    owner = (await world.person("owner")).principal
+    owner = (await world.create_person("owner")).principal
     project = await world.projects.create(owner, "website")
     url = "https://models.example.org"
     own = await providers.create(owner, name="own", project_id=project.id, base_url=url, **CHAT)
@@ -292,8 +292,8 @@ async def test_addresses_of_a_former_administrator_are_checked(
 ) -> None:
     for proxy in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(proxy, raising=False)
-    boss, other = [(await world.person(name, "admin")).principal for name in ("boss", "other")]
-    maria = (await world.person("maria")).principal
+    boss, other = [(await world.create_person(name, "admin")).principal for name in ("boss", "other")]
+    maria = (await world.create_person("maria")).principal
     own, hers = await world.projects.create(boss, "own"), await world.projects.create(maria, "hers")
     url = "https://127.0.0.1:1"
     mine, approved, shared = [

@@ -132,7 +132,7 @@ class Sandbox:
 
 
 @contextlib.asynccontextmanager
-async def served(serve: Serve, room: RequestMemory, owner_id: str = "usr_1") -> AsyncIterator[Sandbox]:
+async def serve_sandbox(serve: Serve, room: RequestMemory, owner_id: str = "usr_1") -> AsyncIterator[Sandbox]:
     sandbox = Sandbox()
     running = asyncio.ensure_future(Tunnel(sandbox, serve, room, lambda port: None, owner_id=owner_id).run())
     try:
@@ -150,7 +150,7 @@ async def test_refuses_request_without_memory_before_sending() -> None:
 
     room = RequestMemory(MEMORY_SHARES * LARGE)
     taken = await room.reserve("usr_1", LARGE)
-    async with served(serve, room) as sandbox:
+    async with serve_sandbox(serve, room) as sandbox:
         assert await sandbox.status(sandbox.ask("/", "", b"x" * LARGE)) == 503
         assert sandbox.wanted == 0
     taken.release()
@@ -168,7 +168,7 @@ async def test_sent_request_takes_no_memory(world: World, upstream: Upstream) ->
         return
 
     upstream.handler = slow
-    root = (await world.person("root", "admin")).principal
+    root = (await world.create_person("root", "admin")).principal
     now = utc_now()
     async with world.database.transaction() as tx:
         tx.add(Session(id="ses_1", owner_id=root.user_id, title="s", template="base", created_at=now, updated_at=now))
@@ -186,7 +186,7 @@ async def test_sent_request_takes_no_memory(world: World, upstream: Upstream) ->
         await gateway.serve(RequestOrigin("sbx_1", "ses_1", lambda: None), asking, answer)
 
     body = json.dumps({"model": "tiny", "messages": [{"content": "x" * 300_000}]}).encode()
-    async with served(serve, RequestMemory(MEMORY_SHARES * len(body))) as sandbox:
+    async with serve_sandbox(serve, RequestMemory(MEMORY_SHARES * len(body))) as sandbox:
         ask = (f"/{provider.id}/v1/chat/completions", capabilities.derive("sbx_1").reveal(), body)
         numbers = [sandbox.ask(*ask) for _ in range(3)]  # there is memory for one of them
         while len(upstream.seen) < len(numbers):

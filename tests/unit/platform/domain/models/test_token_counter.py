@@ -89,17 +89,17 @@ async def test_estimates_streams_without_usage(size: int) -> None:
 
 
 async def test_counts_complete_answers() -> None:
-    async def counted(kind: ModelApi, body: Any) -> Tokens:
+    async def count_tokens(kind: ModelApi, body: Any) -> Tokens:
         counter = TokenCounter(kind, "application/json")
         await counter.feed(body if isinstance(body, bytes) else json.dumps(body).encode())
         return counter.get_result()
 
     usage = {"input_tokens": 3, "output_tokens": 4}
-    assert await counted(ModelApi.ANTHROPIC, {"usage": usage}) == Tokens(3, 4)
-    assert await counted(ModelApi.OPENAI, {"usage": usage}) == Tokens(3, 4)
-    assert await counted(ModelApi.OPENAI_CHAT, {"usage": {"prompt_tokens": 5}}) == Tokens(5)
+    assert await count_tokens(ModelApi.ANTHROPIC, {"usage": usage}) == Tokens(3, 4)
+    assert await count_tokens(ModelApi.OPENAI, {"usage": usage}) == Tokens(3, 4)
+    assert await count_tokens(ModelApi.OPENAI_CHAT, {"usage": {"prompt_tokens": 5}}) == Tokens(5)
     pieces = [{"usageMetadata": {"promptTokenCount": 1}}, {"usageMetadata": {"candidatesTokenCount": 2}}]
-    assert await counted(ModelApi.GEMINI, pieces) == Tokens(1, 2)
+    assert await count_tokens(ModelApi.GEMINI, pieces) == Tokens(1, 2)
     for nonsense in (
         b"",
         b"hello",
@@ -107,7 +107,7 @@ async def test_counts_complete_answers() -> None:
         b'{"usage": {"input_tokens": -1, "output_tokens": true}}',
         b"[" * 9999,
     ):
-        assert await counted(ModelApi.OPENAI, nonsense) == Tokens()
+        assert await count_tokens(ModelApi.OPENAI, nonsense) == Tokens()
 
 
 async def test_drops_large_events(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ async def test_drops_large_events(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counter.get_result() == Tokens(8, 2)
 
 
-def test_costs() -> None:
+def test_costs_are_computed_from_prices_and_tokens() -> None:
     prices = {
         "a": {"input": 3, "output": 15, "cacheRead": 0.3, "cacheWrite": 3.75},
         "a-*": {"input": 1, "output": 1},
@@ -157,7 +157,7 @@ async def test_does_not_store_empty_lines(monkeypatch: pytest.MonkeyPatch) -> No
     assert counter.get_result().output is not None, "later events are counted"
 
 
-async def test_many_events_delay_nobody() -> None:
+async def test_many_events_do_not_delay_other_tasks() -> None:
     """Lines and events without usage are skipped, and those with usage are read in turns."""
     counter = TokenCounter(ModelApi.OPENAI_CHAT, "text/event-stream")
     began = time.process_time()
@@ -180,12 +180,12 @@ async def test_many_events_delay_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "encoded",
     ['ab/cd"ef&gh', r"ab/cd\"ef&gh", r"ab\/cd\"ef&gh", r"ab/cd\"ef\u0026gh", "ab%2Fcd%22ef%26gh"],
     ids=["plain", "JSON", "escaped slash", "escaped for HTML", "URL"],
 )
-def test_encoded_secrets_are_redacted(said: str) -> None:
-    assert Redactor(Secret('ab/cd"ef&gh')).redact(f"key={said}.") == "key=***."
+def test_encoded_secrets_are_redacted(encoded: str) -> None:
+    assert Redactor(Secret('ab/cd"ef&gh')).redact(f"key={encoded}.") == "key=***."
 
 
 HEADER_VALUES = [
@@ -198,14 +198,14 @@ HEADER_VALUES = [
 ]
 
 
-@pytest.mark.parametrize(("value", "said"), HEADER_VALUES)
-def test_redacts_header_values(value: str, said: str) -> None:
-    text = f"before {said} after"
+@pytest.mark.parametrize(("value", "shown"), HEADER_VALUES)
+def test_redacts_header_values(value: str, shown: str) -> None:
+    text = f"before {shown} after"
     assert make_header_redactor([Secret(value)]).redact(text) == "before *** after"
     for size in (1, 3, 50):
         redactor = make_header_redactor([Secret(value)])
         pieces = [redactor.feed(text.encode()[start : start + size]) for start in range(0, len(text), size)]
-        assert b"".join(pieces) + redactor.flush() == f"before {'*' * len(said)} after".encode()
+        assert b"".join(pieces) + redactor.flush() == f"before {'*' * len(shown)} after".encode()
 
 
 def test_drops_headers_named_after_secret() -> None:
@@ -230,7 +230,7 @@ def test_lines_pass_at_once_and_small_pieces_are_cheap() -> None:
 
 async def test_limits_what_a_provider_reports() -> None:
     """With the highest price too, a row must be storable."""
-    dear = Price(input=100_000, output=100_000)
+    highest_price = Price(input=100_000, output=100_000)
     for kind, usage in (
         (ModelApi.OPENAI_CHAT, {"prompt_tokens": 1 << 53, "completion_tokens": 10**40}),
         (
@@ -245,5 +245,5 @@ async def test_limits_what_a_provider_reports() -> None:
         tokens = counter.get_result()
         assert (tokens.input, tokens.output) == (MAX_TOKENS, MAX_TOKENS)
         assert max(tokens.cache_read or 0, tokens.cache_write or 0) <= MAX_TOKENS
-        assert MAX_TOKENS < (compute_cost(dear, tokens) or 0) < 1 << 63
-    assert (compute_cost(dear, Tokens(1 << 62, 1 << 62)) or 0) < 1 << 63
+        assert MAX_TOKENS < (compute_cost(highest_price, tokens) or 0) < 1 << 63
+    assert (compute_cost(highest_price, Tokens(1 << 62, 1 << 62)) or 0) < 1 << 63

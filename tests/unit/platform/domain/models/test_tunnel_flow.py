@@ -266,10 +266,10 @@ async def test_tunnel_that_violates_protocol_is_given_up_until_next_turn(world: 
     models = Models(world.database, sandbox, world.projects, world.vault, **frame)
     failed: list[tuple[str, Fault]] = []
 
-    async def refused(turn_id: str, fault: Fault) -> None:
+    async def record_refusal(turn_id: str, fault: Fault) -> None:
         failed.append((turn_id, fault))
 
-    models.refusal_hooks.append(refused)
+    models.refusal_hooks.append(record_refusal)
     with models.count_for_turn("sbx_1", Turn(id="trn_1")):
         await models.attach(Session(id="ses_1"), SandboxRow(id="sbx_1", owner_id="usr_1"))
         keeper = models.keepers["sbx_1"]
@@ -279,7 +279,7 @@ async def test_tunnel_that_violates_protocol_is_given_up_until_next_turn(world: 
     assert sandbox.opened == MAX_VIOLATIONS
     ((turn_id, fault),) = failed
     assert (turn_id, fault.code) == ("trn_1", "tunnel_failed")
-    assert "invalid line" in fault.sentence
+    assert "invalid line" in fault.message
     with pytest.raises(TunnelProtocolError):
         await keeper.wait_until_up()
     assert not any(stream() for stream in sandbox.streams)

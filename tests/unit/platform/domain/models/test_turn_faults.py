@@ -67,7 +67,7 @@ class Agent:
 
 @pytest.fixture
 async def agent(world: World, upstream: Upstream) -> AsyncIterator[Agent]:
-    owner, now = (await world.person("ann")).principal.user_id, utc_now()
+    owner, now = (await world.create_person("ann")).principal.user_id, utc_now()
     async with world.database.transaction() as tx:
         tx.add(Session(id="s", owner_id=owner, title="", template="base", created_at=now, updated_at=now))
         await tx.session.flush()
@@ -94,7 +94,7 @@ async def test_consecutive_requests(agent: Agent, upstream: Upstream) -> None:
     answers = [200, 503, 503, 200]
 
     async def reply_with(seen: Seen, reply: Reply) -> None:
-        await reply.whole({}, status=answers.pop(0))
+        await reply.send({}, status=answers.pop(0))
 
     upstream.handler = reply_with
     for status in (200, 503, 503):
@@ -116,7 +116,7 @@ async def test_request_fails_beside_answered_one(agent: Agent, upstream: Upstrea
         name = seen.json["model"]
         if name == "two":
             await waiting[name].wait()
-            await reply.whole({}, status=503)
+            await reply.send({}, status=503)
             return
         await reply.stream()
         await reply.event({"choices": []})
@@ -139,17 +139,17 @@ async def test_compressed_answer_is_a_fault(agent: Agent, upstream: Upstream) ->
     """Nobody asked for it, and a few bytes could become gigabytes."""
 
     async def compress(seen: Seen, reply: Reply) -> None:
-        await reply.whole(gzip.compress(b"{}"), content_encoding="gzip")
+        await reply.send(gzip.compress(b"{}"), content_encoding="gzip")
 
     upstream.handler = compress
     assert await agent.ask("one") == 502
     assert agent.fault is not None
-    assert "compressed" in agent.fault.sentence
+    assert "compressed" in agent.fault.message
 
 
 async def test_redirect_is_a_fault(agent: Agent, upstream: Upstream) -> None:
     async def redirect(seen: Seen, reply: Reply) -> None:
-        await reply.whole({}, status=307, location="https://elsewhere.example.org/")
+        await reply.send({}, status=307, location="https://elsewhere.example.org/")
 
     upstream.handler = redirect
     assert await agent.ask("one") == 307
@@ -186,8 +186,8 @@ async def test_unreported_output_is_estimated_by_time(
     async def think(seen: Seen, reply: Reply) -> None:
         if events is not None:
             await reply.stream()
-            for one in events:
-                await reply.event(one)
+            for event in events:
+                await reply.event(event)
         asked.set()
         await asyncio.Event().wait()
 

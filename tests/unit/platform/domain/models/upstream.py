@@ -28,7 +28,7 @@ class Reply:
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
 
-    async def whole(self, body: Any, status: int = 200, **headers: str) -> None:
+    async def send(self, body: Any, status: int = 200, **headers: str) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         await self.head(status, **{"content-type": "application/json", "content-length": str(len(data)), **headers})
         self.writer.write(data)
@@ -107,7 +107,7 @@ async def _until_gone(reader: asyncio.StreamReader) -> None:
 
 
 @contextlib.asynccontextmanager
-async def opened() -> AsyncIterator[Upstream]:
+async def open_upstream() -> AsyncIterator[Upstream]:
     upstream = Upstream()
     server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0, limit=1 << 26)
     upstream.port = server.sockets[0].getsockname()[1]
@@ -122,4 +122,4 @@ async def opened() -> AsyncIterator[Upstream]:
 async def chat(seen: Seen, reply: Reply) -> None:
     """Send a small chat completion: 10 tokens in, 5 out."""
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
-    await reply.whole({"choices": [{"message": {"role": "assistant", "content": "ok"}}], "usage": usage})
+    await reply.send({"choices": [{"message": {"role": "assistant", "content": "ok"}}], "usage": usage})

@@ -1,4 +1,4 @@
-"""What is read from a devcontainer.json, and what is reported as ignored."""
+"""Reading a devcontainer.json: settings that are used, and those that are reported as ignored."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def test_reads_commands_and_variables_and_reports_ignored() -> None:
         }""",
         "base",
     )
-    assert [(one.source, one.command) for one in found.commands] == [
+    assert [(command.source, command.command) for command in found.commands] == [
         (".devcontainer.json: onCreateCommand", "echo one"),
         (".devcontainer.json: postCreateCommand.b", "npm ci 'a b'"),
         (".devcontainer.json: postCreateCommand.a", "ls /home/user/workspace"),
     ]
     assert found.envs == {"A": "2", "P": "/home/user/workspace/x"}
-    told = "\n".join(found.warnings)
+    warnings = "\n".join(found.warnings)
     for word in ("mcr.example/python:3", "'base'", "ghcr.io/x/node:1", "remoteUser", "updateContentCommand", "B, C D"):
-        assert word in told, (word, told)
+        assert word in warnings, (word, warnings)
     assert devcontainer.parse("d", '{"image": "base"}', "base").warnings == ()
     assert "ignored" in devcontainer.parse("d", "[]", "base").warnings[0]
     assert "ignored" in devcontainer.parse("d", "{", "base").warnings[0]

@@ -24,8 +24,8 @@ PEOPLE = (("maria", "member"), ("otto", "member"), ("admin", "admin"))
 
 async def test_private_addresses_require_administrator(world: World) -> None:
     projects = Projects(world.database, world.clock, Destinations(["10.1.0.0/16"]))
-    maria = (await world.person("maria")).principal
-    admin = (await world.person("admin", role="admin")).principal
+    maria = (await world.create_person("maria")).principal
+    admin = (await world.create_person("admin", role="admin")).principal
     inside = ProjectSettings(forge=ForgeSettings(api_url="http://127.0.0.1:8700/api/v3"))
     for repository, settings in (
         ("http://127.0.0.1:9000/a/b.git", None),
@@ -45,9 +45,9 @@ async def test_private_addresses_require_administrator(world: World) -> None:
 
 
 async def test_local_paths_require_an_owner_who_is_an_administrator(world: World) -> None:
-    maria = (await world.person("maria")).principal
-    admin = (await world.person("admin", role="admin")).principal
-    await world.person("another", role="admin")
+    maria = (await world.create_person("maria")).principal
+    admin = (await world.create_person("admin", role="admin")).principal
+    await world.create_person("another", role="admin")
     projects = Projects(world.database, world.clock, Destinations())
     mine = await projects.create(maria, "mine")
     for caller in (maria, admin):
@@ -60,13 +60,13 @@ async def test_local_paths_require_an_owner_who_is_an_administrator(world: World
 
 
 async def test_visibility_and_permissions(world: World) -> None:
-    maria, otto, eve = [await world.person(name) for name in ("maria", "otto", "eve")]
+    maria, otto, eve = [await world.create_person(name) for name in ("maria", "otto", "eve")]
     project = await world.projects.create(maria.principal, "website")
     await world.projects.add_member(maria.principal, project.id, otto.principal.user_id)
     await world.projects.add_member(maria.principal, project.id, otto.principal.user_id)
     for sees in (maria.principal, otto.principal, ROOT):
         assert (await world.projects.get(sees, project.id)).name == "website"
-        assert [one.id for one in (await world.projects.list(sees, PageRequest())).items] == [project.id]
+        assert [item.id for item in (await world.projects.list(sees, PageRequest())).items] == [project.id]
         assert [user.name for user in await world.projects.list_members(sees, project.id)] == ["otto"]
     assert (await world.projects.list(eve.principal, PageRequest())).items == []
     for hidden in (
@@ -93,7 +93,7 @@ async def test_visibility_and_permissions(world: World) -> None:
 
 
 async def test_changes_emit_events(world: World) -> None:
-    maria, otto = await world.person("maria"), await world.person("otto")
+    maria, otto = await world.create_person("maria"), await world.create_person("otto")
     project = await world.projects.create(maria.principal, "website", repository="https://example.org/w.git")
     before = project.updated_at
     await world.clock.advance(5)
@@ -108,8 +108,8 @@ async def test_changes_emit_events(world: World) -> None:
     await world.projects.add_member(maria.principal, project.id, otto.principal.user_id)
     await world.projects.remove_member(maria.principal, project.id, otto.principal.user_id)
     await world.projects.delete(maria.principal, project.id)
-    told = [event for event in await world.emitted() if event.kind.startswith("project.")]
-    assert [event.kind for event in told] == [
+    emitted = [event for event in await world.list_events() if event.kind.startswith("project.")]
+    assert [event.kind for event in emitted] == [
         "project.created",
         "project.updated",
         "project.updated",
@@ -117,11 +117,11 @@ async def test_changes_emit_events(world: World) -> None:
         "project.member_removed",
         "project.deleted",
     ]
-    assert {(event.owner_id, event.project_id) for event in told} == {(maria.principal.user_id, project.id)}
+    assert {(event.owner_id, event.project_id) for event in emitted} == {(maria.principal.user_id, project.id)}
 
 
 async def test_members_must_exist(world: World) -> None:
-    maria, otto = await world.person("maria"), await world.person("otto")
+    maria, otto = await world.create_person("maria"), await world.create_person("otto")
     project = await world.projects.create(maria.principal, "website")
     with pytest.raises(NotFoundError):
         await world.projects.add_member(maria.principal, project.id, "usr_nobody")
@@ -139,7 +139,7 @@ def test_does_not_validate_stored_settings(monkeypatch: pytest.MonkeyPatch) -> N
     with monkeypatch.context() as patched:
         patched.setattr(model, "check_host", lambda _: pytest.fail("checked again"))
         stored = {"network": {"mode": "listed", "allow": [entry]}}
-        assert ProjectSettings.of(Project(settings=stored, template=None)).network.allow == [entry]
+        assert ProjectSettings.from_project(Project(settings=stored, template=None)).network.allow == [entry]
     with pytest.raises(ValidationError):
         ProjectSettings.model_validate({"network": {"allow": ["not a host"]}})
 
@@ -176,7 +176,7 @@ def _policy(**patterns: list[str]) -> ProjectSettings:
     ],
 )
 async def test_rejects_invalid_patterns(world: World, settings: ProjectSettings, words: str) -> None:
-    maria = (await world.person("maria")).principal
+    maria = (await world.create_person("maria")).principal
     project = await world.projects.create(maria, "website")
     for refused in (
         world.projects.create(maria, "other", settings=settings),
@@ -188,20 +188,22 @@ async def test_rejects_invalid_patterns(world: World, settings: ProjectSettings,
 
 
 async def test_patterns_stored_under_other_limits_can_be_replaced(world: World) -> None:
-    maria = (await world.person("maria")).principal
+    maria = (await world.create_person("maria")).principal
     project = await world.projects.create(maria, "website")
     async with world.database.transaction() as tx:
         row = await tx.session.get(Project, project.id)
         assert row is not None
         row.settings = _policy(deny=[COMPLEX] * 100, allow=["x" * 300] * 100).to_column()
-    assert ProjectSettings.of(await world.projects.get(maria, project.id)).command_policy.deny == [COMPLEX] * 100
+    assert (
+        ProjectSettings.from_project(await world.projects.get(maria, project.id)).command_policy.deny == [COMPLEX] * 100
+    )
     assert (await world.projects.update(maria, project.id, name="site")).name == "site"
     changed = await world.projects.update(maria, project.id, settings=_policy(deny=["x"]))
-    assert ProjectSettings.of(changed).command_policy.deny == ["x"]
+    assert ProjectSettings.from_project(changed).command_policy.deny == ["x"]
 
 
 async def test_normalizes_repository_and_rejects_credentials(world: World) -> None:
-    maria = (await world.person("maria")).principal
+    maria = (await world.create_person("maria")).principal
     project = await world.projects.create(maria, "website", repository=" HTTPS://Example.org:443//w.git/ ")
     assert project.repository == "https://example.org/w.git" and project.base_branch is None
     changed = await world.projects.update(maria, project.id, repository="git@example.org:w.git")
@@ -223,7 +225,7 @@ async def test_normalizes_repository_and_rejects_credentials(world: World) -> No
 
 
 async def test_local_paths_require_administrator(world: World) -> None:
-    maria = (await world.person("maria")).principal
+    maria = (await world.create_person("maria")).principal
     project = await world.projects.create(maria, "website")
     for path in ("/etc", "file:///srv/w.git", "/srv//x/../w.git"):
         for refused in (
@@ -238,7 +240,7 @@ async def test_local_paths_require_administrator(world: World) -> None:
 
 
 async def test_credentials_are_never_sent_to_another_server(world: World) -> None:
-    maria = (await world.person("maria")).principal
+    maria = (await world.create_person("maria")).principal
     project = await world.projects.create(maria, "website", repository="https://example.org/w.git")
     await world.credentials.put(maria, project.id, webhook_secret=Secret("s" * 16))
     moved = await world.projects.update(maria, project.id, repository="https://git.example.org/w.git")
@@ -268,7 +270,7 @@ async def test_credentials_are_never_sent_to_another_server(world: World) -> Non
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:8001/acme/w", "ssh://git@git.example.org:2222/acme/w"])
 async def test_credentials_are_bound_to_port(world: World, address: str) -> None:
-    maria = (await world.person("maria")).principal
+    maria = (await world.create_person("maria")).principal
     project = await world.projects.create(maria, "website", repository=address)
     await world.credentials.put(maria, project.id, token=Secret("x" * 20))
     await world.projects.update(maria, project.id, repository=address.replace("acme", "example"))
@@ -281,8 +283,8 @@ async def test_credentials_are_bound_to_port(world: World, address: str) -> None
 
 
 async def test_owner_loses_access_when_disabled_or_removed_from_the_project(world: World) -> None:
-    maria, otto, admin = [(await world.person(name, role=role)).principal for name, role in PEOPLE]
-    await world.person("last admin", role="admin")
+    maria, otto, admin = [(await world.create_person(name, role=role)).principal for name, role in PEOPLE]
+    await world.create_person("last admin", role="admin")
     project = await world.projects.create(maria, "website")
     await world.projects.add_member(maria, project.id, otto.user_id)
 

@@ -31,7 +31,7 @@ class Script:
 
     def __init__(self) -> None:
         self.coming: asyncio.Queue[str | Exception | None] = asyncio.Queue()
-        self.told: list[str] = []
+        self.received: list[str] = []
 
     async def read_lines(self) -> AsyncIterator[str]:
         while (line := await self.coming.get()) is not None:
@@ -40,18 +40,18 @@ class Script:
             yield line
 
     def send_line(self, line: str) -> None:
-        self.told.append(line)
+        self.received.append(line)
 
     def hear(self, *lines: str | Exception | None) -> None:
         for line in lines:
             self.coming.put_nowait(line)
 
     def frames(self, kind: str) -> list[Any]:
-        return [json.loads(line) for line in self.told if line[0] == "{" and json.loads(line)["t"] == kind]
+        return [json.loads(line) for line in self.received if line[0] == "{" and json.loads(line)["t"] == kind]
 
     @property
     def sent(self) -> bytes:
-        return b"".join(base64.b64decode(line[1:]) for line in self.told if line[0] == "=")
+        return b"".join(base64.b64decode(line[1:]) for line in self.received if line[0] == "=")
 
 
 def data(text: bytes) -> str:
@@ -109,7 +109,7 @@ async def test_limits_unacknowledged_bytes_to_window(pair: tuple[Script, SshChan
 
 
 @pytest.mark.parametrize(
-    "said",
+    "lines",
     [
         ["hello"],
         ["[]"],
@@ -125,9 +125,9 @@ async def test_limits_unacknowledged_bytes_to_window(pair: tuple[Script, SshChan
         ["[" * 100_000],
     ],
 )
-async def test_protocol_violation_ends_line(pair: tuple[Script, SshChannel], said: list[str]) -> None:
+async def test_protocol_violation_ends_line(pair: tuple[Script, SshChannel], lines: list[str]) -> None:
     script, line = pair
-    script.hear(*said)
+    script.hear(*lines)
     with pytest.raises(SshError):
         async with asyncio.timeout(10):
             await line.wait_for_host_key()
@@ -137,7 +137,7 @@ async def test_protocol_violation_ends_line(pair: tuple[Script, SshChannel], sai
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("line_or_error", "kind"),
     [
         ('{"t":"error","code":"no_sshd","text":"x"}', NoSshdError),
         ('{"t":"error","code":"failed","text":"disk full"}', SshError),
@@ -146,9 +146,9 @@ async def test_protocol_violation_ends_line(pair: tuple[Script, SshChannel], sai
     ],
 )
 async def test_reports_why_connection_failed(
-    pair: tuple[Script, SshChannel], said: str | Exception | None, kind: type[SandyardError]
+    pair: tuple[Script, SshChannel], line_or_error: str | Exception | None, kind: type[SandyardError]
 ) -> None:
     script, line = pair
-    script.hear(said)
+    script.hear(line_or_error)
     with pytest.raises(kind):
         await line.wait_for_host_key()

@@ -27,10 +27,10 @@ class FakeGit:
 
     stdout: bytes = LISTING.encode()
     truncated: bool = False
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
 
     async def run(self, *_: str, **options: Any) -> GitResult:
-        self.asked.append(options)
+        self.requests.append(options)
         return GitResult(0, self.stdout, "", truncated=self.truncated)
 
 
@@ -44,19 +44,19 @@ async def test_rejects_endless_list(tmp_path: Path) -> None:
     for asked in (made.list_remote_branches(REMOTE, None), made.get_remote_branch(REMOTE, None, "main")):
         with pytest.raises(TooMuchError, match="too many branches and tags"):
             await asked
-    assert [options["limit"] for options in git.asked] == [bare_repository.REFS_LIMIT] * 2
+    assert [options["limit"] for options in git.requests] == [bare_repository.REFS_LIMIT] * 2
 
 
 async def test_parses_list_in_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
-    def recorded(listing: bytes) -> Any:
+    def parse_and_record(listing: bytes) -> Any:
         threads.append(threading.current_thread())
         return real(listing)
 
     real = bare_repository.parse_refs
     for module in (bare_repository, mirror, push):
-        monkeypatch.setattr(module, "parse_refs", recorded)
+        monkeypatch.setattr(module, "parse_refs", parse_and_record)
     made = mirror_of(FakeGit(), tmp_path)
     assert await made.list_remote_branches(REMOTE, None) == {"main": COMMIT, "refs/tags/v1\x85": COMMIT}
     assert await made.get_remote_branch(REMOTE, None, "main") == COMMIT

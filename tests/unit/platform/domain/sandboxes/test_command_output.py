@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import select
 
 from sandyard.kit.errors import NoSpaceError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database, DatabaseClosedError
 from sandyard.platform.db.models import Command, Event, Sandbox, User
@@ -35,10 +35,10 @@ from sandyard.platform.domain.sandboxes.repository import build_sandbox_row
 
 @pytest.fixture
 async def rows(database: Database) -> tuple[Sandbox, Command]:
-    user = User(id=ordered_id("usr_"), name="a", role="admin", created_at=utc_now())
+    user = User(id=make_ordered_id("usr_"), name="a", role="admin", created_at=utc_now())
     sandbox = build_sandbox_row(user.id, template="base", idle_seconds=300)
     command = Command(
-        id=ordered_id("cmd_"),
+        id=make_ordered_id("cmd_"),
         sandbox_id=sandbox.id,
         command="x",
         background=False,
@@ -82,15 +82,15 @@ async def test_stores_and_publishes_output(database: Database, rows: tuple[Sandb
         row = await session.get(Command, command.id)
     assert row is not None
     assert (row.status, row.exit_code, row.stdout_bytes, row.stderr_bytes) == ("exited", 3, 12, INLINE_BYTES + 3)
-    told = await events(database)
-    assert [event.kind for event in told if event.kind != "command.output"] == ["command.finished"]
-    pieces = [piece for event in told if event.kind == "command.output" for piece in event.data["output"]]
+    published = await events(database)
+    assert [event.kind for event in published if event.kind != "command.output"] == ["command.finished"]
+    pieces = [piece for event in published if event.kind == "command.output" for piece in event.data["output"]]
     assert "".join(piece["text"] for piece in pieces if piece["stream"] == STDOUT) == "hello world!"
     binary, large = [piece for piece in pieces if piece["stream"] == STDERR]
     assert binary["base64"] == "//4="
     assert "text" not in large, "output larger than an event is only referenced"
     assert (large["offset"], large["end"]) == (2, INLINE_BYTES + 3)
-    assert {event.sandbox_id for event in told} == {sandbox.id}
+    assert {event.sandbox_id for event in published} == {sandbox.id}
 
 
 async def test_writes_output_that_arrives_during_write(
@@ -200,28 +200,28 @@ async def test_ending_during_flush_writes_nothing_twice(
         await asyncio.sleep(0)
     await recorder.finish(CommandStatus.EXITED, exit_code=0)
     assert await files.read(command.id, STDOUT, 0, 1000) == expected
-    told = [piece for event in await events(database) for piece in event.data.get("output", ())]
-    assert "".join(piece["text"] for piece in told) == expected.decode()
+    published = [piece for event in await events(database) for piece in event.data.get("output", ())]
+    assert "".join(piece["text"] for piece in published) == expected.decode()
 
 
 async def test_writes_nothing_after_release(database: Database, rows: tuple[Sandbox, Command], tmp_path: Path) -> None:
     sandbox, command = rows
     lifecycle = SimpleNamespace(tasks=TaskSet("test"))
     runner = CommandRunner(database, lifecycle, OutputFiles(tmp_path), 1 << 20)  # type: ignore[arg-type]
-    said = asyncio.Event()
+    has_output = asyncio.Event()
 
-    async def speak() -> None:
+    async def produce_output() -> None:
         recorder = await runner.create_recorder(sandbox, command)
         await recorder.add(STDOUT, 0, b"hello")
-        said.set()
+        has_output.set()
         await asyncio.Event().wait()
 
     async def never(*_: object) -> None:
         await asyncio.Event().wait()
 
     runner.wait_until_overdue = never  # type: ignore[method-assign]
-    runner.spawn(sandbox, command, speak(), contextlib.ExitStack())
-    await said.wait()
+    runner.spawn(sandbox, command, produce_output(), contextlib.ExitStack())
+    await has_output.wait()
     recorder = runner.recorders[command.id]
     await lifecycle.tasks.cancel()
     await database.close()
@@ -244,7 +244,7 @@ async def test_much_output_takes_few_transactions(
     await recorder.finish(CommandStatus.EXITED, exit_code=0)
     assert await files.get_size(command.id, STDOUT) == count * len(piece)
     assert await files.read(command.id, STDOUT, (count - 1) * len(piece), 1 << 20) == piece
-    told = [one for event in await events(database) for one in event.data.get("output", ())]
-    assert [one["offset"] for one in told] == [0, *(one["end"] for one in told[:-1])]
-    assert told[-1]["end"] == count * len(piece)
-    assert len(told) <= 8
+    published = [item for event in await events(database) for item in event.data.get("output", ())]
+    assert [item["offset"] for item in published] == [0, *(item["end"] for item in published[:-1])]
+    assert published[-1]["end"] == count * len(piece)
+    assert len(published) <= 8

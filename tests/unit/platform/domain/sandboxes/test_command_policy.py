@@ -10,11 +10,11 @@ from tests.unit.platform.domain.projects.test_patterns import COMPLEX
 
 
 def test_without_a_policy_everything_is_allowed() -> None:
-    CommandPolicy.of({}).check("rm -rf /")
+    CommandPolicy.from_settings({}).check("rm -rf /")
 
 
 def test_names_pattern_that_denies() -> None:
-    policy = CommandPolicy.of({"commandPolicy": {"deny": [r"\bgit\s+push\b"]}})
+    policy = CommandPolicy.from_settings({"commandPolicy": {"deny": [r"\bgit\s+push\b"]}})
     policy.check("git status")
     with pytest.raises(CommandRefusedError, match="git"):
         policy.check("cd x && git  push origin")

@@ -1,4 +1,4 @@
-"""What a user has running is limited: commands, terminals, file operations and SSH connections hold connections to the engine."""
+"""The number of a user's connections is limited: commands, terminals, file operations and SSH connections hold connections to the engine."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class ConnectionsHarness:
 @pytest.fixture
 async def harness(world: World, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ConnectionsHarness]:
     monkeypatch.setattr("sandyard.platform.domain.sandboxes.connections.MAX_CONNECTIONS_PER_USER", LIMIT)
-    made = ConnectionsHarness(world, await world.person("ann"), await world.person("bob"))
+    made = ConnectionsHarness(world, await world.create_person("ann"), await world.create_person("bob"))
     wanted = NewSandbox(template="base", idle_seconds=300)
     made.row = await made.lifecycle.create(made.ann.user_id, wanted)
     made.row = await made.lifecycle.wait_until_provisioned(made.row.id)
@@ -152,7 +152,7 @@ async def test_one_limit_for_all_of_a_users_operations(harness: ConnectionsHarne
         harness.upload,
         lambda: harness.sandboxes.download_file(harness.ann, harness.row.id, "/x"),
         lambda: harness.sandboxes.list_files(harness.ann, harness.row.id, "/", 1),
-        lambda: harness.sandboxes.file_info(harness.ann, harness.row.id, "/x"),
+        lambda: harness.sandboxes.get_file_info(harness.ann, harness.row.id, "/x"),
         lambda: harness.sandboxes.remove_file(harness.ann, harness.row.id, "/x"),
         open_ssh,
     ]

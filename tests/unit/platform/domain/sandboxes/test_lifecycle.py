@@ -52,7 +52,7 @@ class Engine:
     async def fork(self, engine_id: str, timeout_s: int, count: int) -> list[Any]:
         self.calls.append("fork")
         numbers = range(2, count + 2)
-        made = [SimpleNamespace(id=f"eng_{one}", isolation="namespace", containers=True) for one in numbers]
+        made = [SimpleNamespace(id=f"eng_{number}", isolation="namespace", containers=True) for number in numbers]
         return [*made[:MAX_COPIES], *(EngineQuotaError() for _ in made[MAX_COPIES:])]
 
 
@@ -76,7 +76,7 @@ class LifecycleHarness:
 
 @pytest.fixture
 async def harness(world: World) -> LifecycleHarness:
-    owner = await world.person("ann")
+    owner = await world.create_person("ann")
     project = await world.projects.create(owner.principal, "site")
     return LifecycleHarness(world, owner, project.id)
 
@@ -85,7 +85,7 @@ async def test_isolation_level_of_sandbox_and_of_its_fork_is_recorded(harness: L
     sandbox = await harness.sandbox()
     wanted = NewSandbox(template="base", idle_seconds=300, project_id=harness.project_id)
     fork = await harness.lifecycle.fork(harness.owner.principal.user_id, sandbox, wanted)
-    assert [SandboxView.of(row).isolation for row in (sandbox, fork)] == ["gvisor", "namespace"]
+    assert [SandboxView.from_row(row).isolation for row in (sandbox, fork)] == ["gvisor", "namespace"]
 
 
 async def test_short_database_outage_does_not_fail_sandbox(
@@ -137,7 +137,7 @@ async def test_applies_changes_made_while_waiting_for_lock(harness: LifecycleHar
 @pytest.mark.parametrize("status", ["running", "paused"])
 async def test_nobody_uses_sandbox_of_removed_owner(harness: LifecycleHarness, status: str) -> None:
     lifecycle, projects, ann = harness.lifecycle, harness.world.projects, harness.owner.principal
-    bob = await harness.world.person("bob")
+    bob = await harness.world.create_person("bob")
     await projects.add_member(ann, harness.project_id, bob.principal.user_id)
     row = await harness.sandbox(bob)
     if status == "paused":
@@ -199,7 +199,7 @@ async def test_sandbox_with_containers_is_not_forked_if_its_project_forbids_them
         harness.engine.calls.clear()
         return await harness.lifecycle.fork(harness.owner.principal.user_id, row, wanted)
 
-    with pytest.raises(ConflictError, match="its project does not allow that any more"):
+    with pytest.raises(ConflictError, match="its project no longer allows that"):
         await fork(containers=False)
     assert harness.engine.calls == ["fork", "kill"]
     assert (await fork(containers=None)).status == "running"
@@ -207,7 +207,7 @@ async def test_sandbox_with_containers_is_not_forked_if_its_project_forbids_them
 
 async def test_sandbox_of_removed_owner_is_saved_paused_and_destroyed(harness: LifecycleHarness) -> None:
     lifecycle, ann = harness.lifecycle, harness.owner.principal
-    bob = await harness.world.person("bob")
+    bob = await harness.world.create_person("bob")
     await harness.world.projects.add_member(ann, harness.project_id, bob.principal.user_id)
     row = await harness.sandbox(bob)
     await harness.world.projects.remove_member(ann, harness.project_id, bob.principal.user_id)
@@ -225,7 +225,7 @@ async def test_sandbox_of_removed_owner_is_saved_paused_and_destroyed(harness: L
 
 
 async def test_platform_uses_its_own_sandbox_of_removed_owner(harness: LifecycleHarness) -> None:
-    row = await harness.sandbox(await harness.world.person("bob"), internal=True)
+    row = await harness.sandbox(await harness.world.create_person("bob"), internal=True)
     assert await harness.lifecycle.ensure_running(row) == "eng_1"
 
 
@@ -283,7 +283,7 @@ async def test_burst_of_a_user_does_not_occupy_the_engine(harness: LifecycleHarn
     await settle()
     cancelled.cancel()
 
-    bob = await harness.world.person("bob")
+    bob = await harness.world.create_person("bob")
     other = await lifecycle.create(bob.principal.user_id, wanted)
     await settle()
     assert engine.requested[CREATIONS_PER_OWNER:] == [other.idempotency_key]

@@ -15,7 +15,7 @@ from tests.unit.platform.world import World
 
 
 async def test_write_list_reveal_delete(world: World) -> None:
-    maria = (await world.person("maria")).principal
+    maria = (await world.create_person("maria")).principal
     first = await world.secrets.put(maria, "NPM_TOKEN", Secret("hunter2"))
     await world.clock.advance(1)
     second = await world.secrets.put(maria, "NPM_TOKEN", Secret("hunter3"))
@@ -28,12 +28,12 @@ async def test_write_list_reveal_delete(world: World) -> None:
     with pytest.raises(NotFoundError):
         await world.secrets.delete(maria, "NPM_TOKEN")
     assert await world.secrets.reveal(maria.user_id, "NPM_TOKEN") is None
-    told = [(event.kind, event.data) for event in await world.emitted() if event.kind.startswith("secret.")]
-    assert told == [("secret.written", {"name": "NPM_TOKEN"})] * 2 + [("secret.deleted", {"name": "NPM_TOKEN"})]
+    emitted = [(event.kind, event.data) for event in await world.list_events() if event.kind.startswith("secret.")]
+    assert emitted == [("secret.written", {"name": "NPM_TOKEN"})] * 2 + [("secret.deleted", {"name": "NPM_TOKEN"})]
 
 
 async def test_project_secrets_are_separate(world: World) -> None:
-    maria, otto, eve = [(await world.person(name)).principal for name in ("maria", "otto", "eve")]
+    maria, otto, eve = [(await world.create_person(name)).principal for name in ("maria", "otto", "eve")]
     project = await world.projects.create(maria, "website")
     await world.projects.add_member(maria, project.id, otto.user_id)
     await world.secrets.put(maria, "KEY", Secret("own"))
@@ -59,13 +59,13 @@ async def test_project_secrets_are_separate(world: World) -> None:
 
 @pytest.mark.parametrize("name", ["", "1A", "A-B", "A B", "ä", "A" * 201, "A\n"])
 async def test_rejects_invalid_names(world: World, name: str) -> None:
-    maria = (await world.person("maria")).principal
+    maria = (await world.create_person("maria")).principal
     with pytest.raises(InvalidInputError):
         await world.secrets.put(maria, name, Secret("x"))
 
 
 async def test_values_are_encrypted_and_bound_to_row(world: World) -> None:
-    maria, otto = [(await world.person(name)).principal for name in ("maria", "otto")]
+    maria, otto = [(await world.create_person(name)).principal for name in ("maria", "otto")]
     await world.secrets.put(maria, "KEY", Secret("a-very-readable-value"))
     await world.secrets.put(otto, "KEY", Secret("another"))
     async with world.database.reading() as session:
@@ -80,7 +80,7 @@ async def test_values_are_encrypted_and_bound_to_row(world: World) -> None:
 
 
 async def test_concurrent_writes_of_same_secret(world: World) -> None:
-    maria = (await world.person("maria")).principal
+    maria = (await world.create_person("maria")).principal
     await asyncio.gather(*(world.secrets.put(maria, "KEY", Secret(str(number))) for number in range(8)))
     assert len((await world.secrets.list(maria, PageRequest())).items) == 1
 

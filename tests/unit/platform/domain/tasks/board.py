@@ -9,7 +9,7 @@ from typing import Any
 
 from sandyard.kit.clock import SystemClock
 from sandyard.kit.errors import SandyardError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Attempt, Project, Task, User
 from sandyard.platform.domain.projects.model import ProjectSettings
@@ -58,7 +58,7 @@ class Board:
     executor: Executor = field(default_factory=Executor)
 
     async def open(self, **settings: Any) -> Board:
-        self.owner = await self.person("owner")
+        self.owner = await self.create_person("owner")
         clock = SystemClock()
         self.projects = Projects(self.database, clock)
         self.attempts = Attempts(self.database, self.projects, None, self.turns, self.settings, clock)  # type: ignore[arg-type]
@@ -70,8 +70,8 @@ class Board:
         await self.tasks.close()
         await self.attempts.close()
 
-    async def person(self, name: str) -> Principal:
-        row = User(id=ordered_id("usr_"), name=name, role="member", created_at=utc_now())
+    async def create_person(self, name: str) -> Principal:
+        row = User(id=make_ordered_id("usr_"), name=name, role="member", created_at=utc_now())
         async with self.database.transaction() as tx:
             tx.add(row)
         return Principal(row.id, name, "member", "test")

@@ -12,7 +12,7 @@ from sqlalchemy import func, select, update
 
 from sandyard.kit.clock import get_time
 from sandyard.kit.errors import InvalidInputError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import Attempt, Event, Project, Sandbox, Session, Task
 from sandyard.platform.domain.agents.profiles.model import Profile
@@ -22,7 +22,7 @@ from sandyard.platform.domain.tasks.board import Tasks
 from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import OPEN_ATTEMPTS, AttemptStatus, Column
 from sandyard.platform.domain.users.model import Principal
-from tests.unit.platform.world import Person, World, opened
+from tests.unit.platform.world import Person, World, open_world
 
 
 class IdleAttempts:
@@ -31,7 +31,7 @@ class IdleAttempts:
     def __init__(self, world: World) -> None:
         self._world = world
         self.nudges = 0
-        self.said: list[tuple[str, str, str]] = []
+        self.messages: list[tuple[str, str, str]] = []
 
     async def draft(self, tx: Transaction, task: Task, owner_id: str) -> list[Attempt]:
         now = get_time(self._world.clock)
@@ -39,27 +39,27 @@ class IdleAttempts:
         wanted: list[dict[str, Any]] = task.attempts or [{"agent": task.agent, "model": task.model}]
         made = [
             Attempt(
-                id=ordered_id("att_"),
+                id=make_ordered_id("att_"),
                 task_id=task.id,
                 project_id=task.project_id,
                 owner_id=owner_id,
                 number=number,
-                session_id=ordered_id("ses_"),
-                agent=one.get("agent") or "demo",
-                model=one.get("model"),
+                session_id=make_ordered_id("ses_"),
+                agent=fields.get("agent") or "demo",
+                model=fields.get("model"),
                 status=AttemptStatus.QUEUED,
                 round=1,
                 queued_at=now,
                 updated_at=now,
             )
-            for number, one in enumerate(wanted, after + 1)
+            for number, fields in enumerate(wanted, after + 1)
         ]
         tx.add(*made)
         return made
 
     async def send_back(self, tx: Transaction, task: Task, attempt: Attempt, words: str, by: str) -> None:
         attempt.status, attempt.round = AttemptStatus.QUEUED, attempt.round + 1
-        self.said.append((attempt.id, words, by))
+        self.messages.append((attempt.id, words, by))
 
     def nudge(self) -> None:
         self.nudges += 1
@@ -70,7 +70,7 @@ class IdleAttempts:
             await tx.session.execute(ending.values(status=AttemptStatus.CANCELLED))
 
     async def retry(
-        self, tx: Transaction, task: Task, *, only: str | None = None, said: dict[str, Any] | None = None
+        self, tx: Transaction, task: Task, *, only: str | None = None, message: dict[str, Any] | None = None
     ) -> list[Attempt]:
         over = (AttemptStatus.FAILED, AttemptStatus.CANCELLED)
         rows = list(await tx.session.scalars(select(Attempt).where(Attempt.task_id == task.id)))
@@ -129,7 +129,7 @@ class BoardHarness:
             "template": "base",
             "created_at": get_time(self.world.clock),
         }
-        session_id, sandbox_id = ordered_id("ses_"), ordered_id("sbx_")
+        session_id, sandbox_id = make_ordered_id("ses_"), make_ordered_id("sbx_")
         async with self.world.database.transaction() as tx:
             tx.add(Session(id=session_id, title="x", sandbox_id=sandbox_id, updated_at=common["created_at"], **common))
             await tx.session.flush()
@@ -177,12 +177,12 @@ class BoardHarness:
             assert await self.tasks.background.wait(20)
 
     async def list_events(self, *kinds: str) -> list[Event]:
-        return [event for event in await self.world.emitted() if event.kind in kinds]
+        return [event for event in await self.world.list_events() if event.kind in kinds]
 
 
 @asynccontextmanager
 async def open_board_harness(world: World) -> AsyncIterator[BoardHarness]:
-    owner, member = await world.person("olga"), await world.person("mo")
+    owner, member = await world.create_person("olga"), await world.create_person("mo")
     project = await world.projects.create(owner.principal, "website")
     await world.projects.add_member(owner.principal, project.id, member.principal.user_id)
     attempts = IdleAttempts(world)
@@ -193,5 +193,5 @@ async def open_board_harness(world: World) -> AsyncIterator[BoardHarness]:
 
 @asynccontextmanager
 async def open_board_harness_in(folder: Path) -> AsyncIterator[BoardHarness]:
-    async with opened(folder) as world, open_board_harness(world) as made:
+    async with open_world(folder) as world, open_board_harness(world) as made:
         yield made

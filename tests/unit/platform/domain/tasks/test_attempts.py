@@ -24,7 +24,7 @@ _LAST = {AttemptStatus.FAILED: "advance", AttemptStatus.CANCELLED: "retry"}
 @pytest.mark.both_databases
 async def test_limits_and_order(board: Board) -> None:
     """Limits of the project, the user and the machine; ordered by priority, then by age."""
-    other_owner = await board.person("other")
+    other_owner = await board.create_person("other")
     narrow = await board.make(other_owner, tasks={"parallel": 1})
     first = await board.task("first", project=narrow)
     second = await board.task("second", project=narrow)
@@ -59,7 +59,7 @@ async def start_order(board: Board) -> list[str]:
 
 @pytest.mark.both_databases
 async def test_users_take_turns_whatever_their_priorities(board: Board) -> None:
-    hog, wide = await board.person("hog"), {"parallel": 50}
+    hog, wide = await board.create_person("hog"), {"parallel": 50}
     crowded, own = await board.make(hog, tasks=wide), await board.make(tasks=wide)
     hogs = [await board.task(f"hog {number}", project=crowded, priority=90 + number) for number in range(5)]
     mine = [await board.task(f"mine {number}", project=own) for number in range(2)]
@@ -87,7 +87,7 @@ async def test_full_project_does_not_delay_other_projects_of_its_users(board: Bo
     for number in range(5):
         await board.task(f"narrow {number}", project=narrow, priority=100)
     await board.task("wide", project=wide)
-    crowded = await board.make(await board.person("hog"), tasks={"parallel": 50})
+    crowded = await board.make(await board.create_person("hog"), tasks={"parallel": 50})
     for number in range(5):
         await board.task(f"hog {number}", project=crowded)
     board.attempts.start(board.executor)
@@ -165,8 +165,8 @@ async def test_restart_starts_admitted_attempts(board: Board) -> None:
     task, broken = await board.task(), await board.task()
     attempt, lost = await board.attempt(task), await board.attempt(broken)
     async with board.database.transaction() as tx:
-        for one in (attempt, lost):
-            row = await tx.session.get(Attempt, one.id)
+        for item in (attempt, lost):
+            row = await tx.session.get(Attempt, item.id)
             assert row is not None
             row.status = AttemptStatus.RUNNING
     board.executor.states[lost.id] = "broken"
@@ -178,9 +178,9 @@ async def test_restart_starts_admitted_attempts(board: Board) -> None:
             await asyncio.sleep(0.01)
     assert (await board.attempt(broken)).status == AttemptStatus.FAILED
     async with board.database.reading() as session:
-        said = await session.get(Task, broken.id)
-    assert said is not None
-    assert "Retry" in (said.error or "")
+        found = await session.get(Task, broken.id)
+    assert found is not None
+    assert "Retry" in (found.error or "")
 
 
 async def test_stop(board: Board) -> None:
@@ -236,7 +236,7 @@ async def test_retry_with_message(board: Board) -> None:
         await board.tasks.retry(board.owner, task.id, message="Go on.", attempt_id="att_other")
     await board.tasks.retry(board.owner, task.id, message="Paint it instead.", attempt_id=attempt.id)
     again = await board.attempt(task)
-    assert [one["words"] for one in again.work["said"]] == ["Paint it instead."]
+    assert [item["words"] for item in again.work["said"]] == ["Paint it instead."]
     assert (await board.tasks.get(board.owner, task.id)).error is None
     await board.until(lambda: len(board.executor.begun) == 2)
     await board.let(again, AttemptStatus.IN_REVIEW)
@@ -293,7 +293,7 @@ async def test_feedback_during_work_starts_next_round(board: Board) -> None:
     await board.let(await board.attempt(task), AttemptStatus.IN_REVIEW)
     await board.until(lambda: len(board.executor.begun) == 2)
     again = await board.attempt(task)
-    assert [said["words"] for said in again.work["said"]] == ["also this", "and that"]
+    assert [item["words"] for item in again.work["said"]] == ["also this", "and that"]
     assert "pending" not in again.detail
 
 
@@ -305,7 +305,7 @@ async def test_pick(board: Board) -> None:
     for number in (1, 2, 3):
         await board.let(await board.attempt(task, number), AttemptStatus.READY)
     with pytest.raises(NotFoundError):
-        await board.attempts.pick(await board.person("stranger"), task.id, ids[0])
+        await board.attempts.pick(await board.create_person("stranger"), task.id, ids[0])
     with pytest.raises(NotFoundError):
         await board.attempts.pick(board.owner, task.id, "att_unknown")
     picked = await board.attempts.pick(board.owner, task.id, ids[1])
@@ -313,7 +313,7 @@ async def test_pick(board: Board) -> None:
     assert picked.work["solo"], "comments on its pull request go there, too"
     statuses = [row.status for row in await board.attempts.list_for_task(board.owner, task.id)]
     assert statuses == [AttemptStatus.ARCHIVED, AttemptStatus.QUEUED, AttemptStatus.ARCHIVED]
-    assert ProjectSettings.of(board.project).tasks.parallel == 4
+    assert ProjectSettings.from_project(board.project).tasks.parallel == 4
 
 
 async def test_retries_failed_start_later(board: Board) -> None:
@@ -349,7 +349,7 @@ async def test_feedback_survives_failed_round(board: Board) -> None:
     await board.until(lambda: len(board.executor.begun) == 2)
     await board.attempts.fail((await board.attempt(task)).id, "engine_full", "There is no sandbox to be had.")
     await board.tasks.retry(board.owner, task.id)
-    assert [said["words"] for said in (await board.attempt(task)).work["said"]] == ["also this"]
+    assert [item["words"] for item in (await board.attempt(task)).work["said"]] == ["also this"]
 
 
 @pytest.mark.parametrize("how", ["moved", "retried"])
@@ -373,7 +373,7 @@ async def test_restarted_before_its_end_was_handled(board: Board, how: str) -> N
     assert [(await board.attempt(task, number)).round for number in (1, 2)] == [1, 2]
 
 
-async def failed(board: Board, **fields: Any) -> tuple[Task, Attempt]:
+async def create_failed_attempt(board: Board, **fields: Any) -> tuple[Task, Attempt]:
     """Create a task whose only attempt has failed in its first round."""
     task = await board.task(**fields)
     board.attempts.start(board.executor)
@@ -388,7 +388,7 @@ async def archive(board: Board) -> None:
 
 
 async def test_allowing_permission_resumes_failed_attempt(board: Board) -> None:
-    task, attempt = await failed(board)
+    task, attempt = await create_failed_attempt(board)
     assert await board.tasks.resume_allowed(board.owner, attempt.session_id, ["rm -rf build"])
     await board.until(lambda: len(board.executor.begun) == 2)
     again = await board.attempt(task)
@@ -399,7 +399,7 @@ async def test_allowing_permission_resumes_failed_attempt(board: Board) -> None:
 
 @pytest.mark.parametrize("column", [Column.CANCELLED, Column.DONE, Column.BACKLOG])
 async def test_allowing_permission_does_not_start_finished_task(board: Board, column: Column) -> None:
-    task, attempt = await failed(board)
+    task, attempt = await create_failed_attempt(board)
     if column == Column.DONE:  # completed by another attempt
         async with board.database.transaction() as tx:
             row = await tx.session.get(Task, task.id)
@@ -423,7 +423,7 @@ async def test_allowing_permission_does_not_start_stopped_task(board: Board) -> 
 
 @pytest.mark.both_databases
 async def test_resuming_respects_column_limit(board: Board) -> None:
-    task, attempt = await failed(board)
+    task, attempt = await create_failed_attempt(board)
     settings = ProjectSettings.model_validate({"tasks": {"wip_limits": {"in_progress": 1}}})
     await board.projects.update(board.owner, board.project.id, settings=settings)
     await board.task("another one")
@@ -433,7 +433,7 @@ async def test_resuming_respects_column_limit(board: Board) -> None:
 
 
 async def test_archived_project_resumes_nothing(board: Board) -> None:
-    task, attempt = await failed(board)
+    task, attempt = await create_failed_attempt(board)
     await archive(board)
     with pytest.raises(ConflictError, match="archived"):
         await board.tasks.resume_allowed(board.owner, attempt.session_id, ["rm -rf build"])
@@ -456,15 +456,15 @@ async def test_archived_project_accepts_no_feedback(board: Board) -> None:
 
 async def test_limits_messages_of_retries(board: Board) -> None:
     """The newest are kept."""
-    task, attempt = await failed(board)
+    task, attempt = await create_failed_attempt(board)
     for number in range(MAX_PENDING_MESSAGES + 3):
         await board.tasks.retry(board.owner, task.id, message=f"{number}")
         await board.until(lambda begun=number + 2: len(board.executor.begun) == begun)  # type: ignore[misc]
         await board.attempts.fail(attempt.id, "verify_failed", "It still fails.")
-    said = [one["words"] for one in (await board.attempt(task)).work["said"]]
-    assert said == [str(number) for number in range(3, MAX_PENDING_MESSAGES + 3)]
+    words = [item["words"] for item in (await board.attempt(task)).work["said"]]
+    assert words == [str(number) for number in range(3, MAX_PENDING_MESSAGES + 3)]
     await board.tasks.retry(board.owner, task.id, message="x" * MAX_PENDING_CHARACTERS)
-    assert [len(one["words"]) for one in (await board.attempt(task)).work["said"]] == [MAX_PENDING_CHARACTERS]
+    assert [len(item["words"]) for item in (await board.attempt(task)).work["said"]] == [MAX_PENDING_CHARACTERS]
 
 
 @pytest.mark.parametrize("meanwhile", [False, True])

@@ -36,7 +36,7 @@ BACKLOG, IN_PROGRESS, IN_REVIEW, DONE, CANCELLED = Column
 
 
 async def test_only_project_members_see_card(harness: BoardHarness) -> None:
-    task, stranger = await harness.create_task(), (await harness.world.person("eve")).principal
+    task, stranger = await harness.create_task(), (await harness.world.create_person("eve")).principal
     mo = harness.member.principal
     assert (await harness.tasks.get(mo, task.id)).title == "Fix the login"
     await harness.tasks.update(mo, task.id, {"title": "Mend the login", "priority": 3})
@@ -211,7 +211,7 @@ async def test_allowed_moves(harness: BoardHarness) -> None:
         with pytest.raises(FeedbackNeededError):
             await harness.tasks.move(harness.me, task.id, IN_PROGRESS, feedback=words)
     await harness.tasks.move(harness.member.principal, task.id, IN_PROGRESS, feedback=" Use a set. ")
-    assert harness.attempts.said == [(attempt.id, "Use a set.", harness.member.principal.user_id)]
+    assert harness.attempts.messages == [(attempt.id, "Use a set.", harness.member.principal.user_id)]
     assert len(await harness.list_attempts(task)) == 1
     await harness.set_status(task, AttemptStatus.IN_REVIEW, IN_REVIEW)
     await harness.tasks.move(harness.me, task.id, DONE)
@@ -262,11 +262,11 @@ async def test_stop_and_retry(harness: BoardHarness) -> None:
 
 
 async def test_does_not_start_while_stopping(harness: BoardHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def slow(task_id: str) -> None:
+    async def ignore_cancel(task_id: str) -> None:
         return None
 
     task = await harness.create_task(start=True)
-    monkeypatch.setattr(harness.attempts, "cancel", slow)
+    monkeypatch.setattr(harness.attempts, "cancel", ignore_cancel)
     await harness.tasks.move(harness.me, task.id, BACKLOG)
     for again in (harness.tasks.move(harness.me, task.id, IN_PROGRESS), harness.tasks.delete(harness.me, task.id)):
         with pytest.raises(ConflictError, match="still being stopped"):
@@ -303,7 +303,7 @@ async def test_failed_task_does_not_count_for_limit(harness: BoardHarness) -> No
     page = await harness.tasks.get_board(
         harness.me, BoardFilter(), project_id=harness.project.id, only=IN_PROGRESS, offset=0, limit=9
     )
-    assert [(one.total, one.failed) for one in page.columns] == [(2, 1)]
+    assert [(column.total, column.failed) for column in page.columns] == [(2, 1)]
     assert await harness.tasks.count_by_column(harness.me) == {harness.project.id: ({IN_PROGRESS: 2}, 1)}
     with pytest.raises(ColumnFullError, match=r"is full \(1 of 1 tasks\)"):
         await harness.tasks.retry(harness.me, broken.id)
@@ -318,7 +318,7 @@ async def test_concurrent_moves_respect_limit(harness_on_each_database: BoardHar
     cards = [await harness.create_task(str(number)) for number in range(4)]
     moves = [harness.tasks.move(harness.me, card.id, IN_PROGRESS) for card in cards]
     outcomes = await asyncio.gather(*moves, return_exceptions=True)
-    assert sum(isinstance(one, ColumnFullError) for one in outcomes) == 3
+    assert sum(isinstance(outcome, ColumnFullError) for outcome in outcomes) == 3
     assert len(await harness.list_titles(IN_PROGRESS)) == 1
 
 
@@ -363,11 +363,11 @@ async def test_starts_after_database_outage(harness: BoardHarness, monkeypatch: 
     await harness.wait_until_idle()
     lock_board = moves.lock_board
 
-    async def away(tx: Transaction, project_id: str) -> Project:
+    async def fail_once(tx: Transaction, project_id: str) -> Project:
         monkeypatch.setattr(moves, "lock_board", lock_board)
         raise DatabaseUnavailableError
 
-    monkeypatch.setattr(moves, "lock_board", away)
+    monkeypatch.setattr(moves, "lock_board", fail_once)
     await harness.tasks.move(harness.me, first.id, DONE)
     await harness.wait_until_idle()
     assert await harness.get_status(second) == IN_PROGRESS

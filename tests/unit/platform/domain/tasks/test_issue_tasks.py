@@ -51,7 +51,7 @@ class Hub:
     async def label_issue(
         self, number: int = 12, label: str = "sandyard", *, secret: str = SECRET, again: bool = False, **issue: Any
     ) -> DeliveryResult:
-        said = {
+        content = {
             "number": number,
             "state": "open",
             "title": "Login fails",
@@ -61,7 +61,7 @@ class Hub:
             **issue,
         }
         body = json.dumps(
-            {"action": "labeled", "issue": said, "label": {"name": label}, "repository": REPOSITORY}
+            {"action": "labeled", "issue": content, "label": {"name": label}, "repository": REPOSITORY}
         ).encode()
         self._number += 0 if again else 1
         made = hmac.new(secret.encode(), body, hashlib.sha256).hexdigest()
@@ -151,10 +151,10 @@ class Polled(Hub):
         trigger = IssueTasks(harness.tasks).create_task
         self.follower = IssuePoller(world.database, self.access, world.settings, world.clock, on_issue=trigger)
 
-    async def look(self, *numbers: int, status: int = 200, seconds: float = 60) -> None:
+    async def poll_issues(self, *numbers: int, status: int = 200, seconds: float = 60) -> None:
         await self.harness.world.clock.advance(seconds)
-        said = [{"number": number, "state": "open", "title": f"Issue {number}", "body": "x"} for number in numbers]
-        self.api.answer(status, [*said, {"number": 99, "pull_request": {}, "title": "a pull request"}])
+        issues = [{"number": number, "state": "open", "title": f"Issue {number}", "body": "x"} for number in numbers]
+        self.api.answer(status, [*issues, {"number": 99, "pull_request": {}, "title": "a pull request"}])
         await self.poll()
 
     async def poll(self) -> None:
@@ -184,21 +184,22 @@ async def polled(harness_on_each_database: BoardHarness) -> AsyncIterator[Polled
 async def test_polls_issues_without_webhook(polled: Polled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pollers, "BATCH_SIZE", 1)
     for name in "abc":
+        # read in other batches; without a label it is not polled
         await polled.harness.world.projects.create(
             polled.harness.me, name, repository=f"https://127.0.0.1/acme/{name}.git"
-        )  # read in other batches; without a label it is not polled
-    await polled.look(1, 2)
+        )
+    await polled.poll_issues(1, 2)
     assert [task.source["number"] for task in await polled.tasks()] == [1, 2]
-    (asked,) = polled.api.asked
+    (asked,) = polled.api.requests
     assert asked.path.startswith("/v3/repos/acme/website/issues?labels=sandyard&state=open")
     await polled.harness.tasks.delete(polled.harness.me, (await polled.tasks())[0].id)
-    await polled.look(1, 2, 3)
+    await polled.poll_issues(1, 2, 3)
     assert [task.source["number"] for task in await polled.tasks()] == [2, 3]
-    await polled.look(4, status=404)
-    asked_so_far = len(polled.api.asked)
+    await polled.poll_issues(4, status=404)
+    asked_so_far = len(polled.api.requests)
     await polled.poll()  # it is not asked again
-    assert len(polled.api.asked) == asked_so_far
-    await polled.look(4, seconds=600)
+    assert len(polled.api.requests) == asked_so_far
+    await polled.poll_issues(4, seconds=600)
     assert [task.source["number"] for task in await polled.tasks()] == [2, 3, 4]
 
 

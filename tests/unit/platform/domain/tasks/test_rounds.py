@@ -9,26 +9,32 @@ import pytest
 
 from sandyard.kit.errors import SandyardError
 from sandyard.platform.db.database import DatabaseUnavailableError
-from sandyard.platform.db.models import Attempt, Task
+from sandyard.platform.db.models import Attempt, Sandbox, Session, Task
+from sandyard.platform.domain.sandboxes.model import SANDBOX_LOST, SandboxDestroyedError, Status, utc_now
 from sandyard.platform.domain.tasks.attempt_records import lock_attempt, set_attempt_status
 from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column, StepName
-from sandyard.platform.domain.tasks.rounds import Rounds
-from sandyard.platform.domain.tasks.steps import StepContext, StepKey
+from sandyard.platform.domain.tasks.rounds import MAX_LOSSES, Rounds
+from sandyard.platform.domain.tasks.step_support import StepContext, StepFailure, StepKey
 from tests.unit.platform.domain.tasks.board import Board
 
 
 class Steps:
     """Steps that finish at once. `meanwhile` runs during the step of that name; an error given for a step is raised
-    once."""
+    once, and `failures` are returned one after the other."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
         self.meanwhile: dict[str, Callable[[], Awaitable[None]]] = {}
         self.errors: dict[str, SandyardError] = {}
+        self.failures: dict[str, list[StepFailure]] = {}
+        self.calls: list[tuple[str, dict[str, Any]]] = []
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[dict[str, Any]]]:
-        async def step(*_: Any, **__: Any) -> dict[str, Any]:
+        async def step(*_: Any, **arguments: Any) -> dict[str, Any]:
+            self.calls.append((name, arguments))
+            if self.failures.get(name):
+                return {"failed": self.failures[name].pop()}
             if (error := self.errors.pop(name, None)) is not None:
                 raise error
             if name in self.meanwhile:
@@ -68,17 +74,55 @@ async def test_runs_all_steps_despite_database_outage(board: Board, monkeypatch:
     assert (len(steps.done), (await board.attempt(task)).status) == (8, AttemptStatus.IN_REVIEW)
 
 
+@pytest.mark.parametrize("losses", [1, MAX_LOSSES + 1])
+async def test_begins_again_when_the_sandbox_is_lost(board: Board, losses: int) -> None:
+    task, attempt = await running(board)
+    steps = Steps()
+    failure: StepFailure = {"code": SANDBOX_LOST, "message": "It no longer exists."}
+    steps.failures["agent"] = [failure] * losses
+    await play(board, steps, attempt)
+    row = await board.attempt(task)
+    if losses > MAX_LOSSES:
+        assert (row.status, row.error) == (AttemptStatus.FAILED, "It no longer exists.")
+        return
+    assert row.status == AttemptStatus.IN_REVIEW
+    assert steps.done[:4] == ["setup", "provision", "checkout", "provision"], "what was prepared is used again"
+    assert [arguments for name, arguments in steps.calls if name == "agent"] == [
+        {"turn": "agent", "prompt": None},
+        {"turn": "agent/loss-1", "prompt": None, "after_loss": True},
+    ]
+
+
+@pytest.mark.parametrize("is_deleted", [True, False])
+async def test_does_not_begin_again_when_the_sandbox_is_deleted(board: Board, is_deleted: bool) -> None:
+    task, attempt = await running(board)
+    steps, now = Steps(), utc_now()
+    owner = {"owner_id": attempt.owner_id, "template": "base", "created_at": now}
+    status = Status.DESTROYED if is_deleted else Status.RUNNING  # which is still being deleted
+    async with board.database.transaction() as tx:
+        tx.add(Session(id=attempt.session_id, title="", updated_at=now, sandbox_id="sbx_1", **owner))
+        await tx.session.flush()
+        deleted = Sandbox(id="sbx_1", session_id=attempt.session_id, idempotency_key="k", idle_seconds=1, **owner)
+        deleted.status, deleted.destroy_requested_at = status, now
+        tx.add(deleted)
+    steps.failures["agent"] = [{"code": SANDBOX_LOST, "message": "The sandbox was deleted."}]
+    await play(board, steps, attempt)
+    row = await board.attempt(task)
+    assert (row.status, row.error_code) == (AttemptStatus.FAILED, SandboxDestroyedError.code)
+    assert steps.done == ["setup", "provision", "checkout"]
+
+
 async def test_merged_during_step(board: Board) -> None:
     task, attempt = await running(board)
     steps = Steps()
 
-    async def merged() -> None:
+    async def merge() -> None:
         async with board.database.transaction() as tx:
             row = await tx.session.get(Attempt, attempt.id)
             assert row is not None
             row.status = AttemptStatus.MERGED
 
-    steps.meanwhile["provision"] = merged
+    steps.meanwhile["provision"] = merge
     await play(board, steps, attempt)
     assert steps.done == ["setup", "provision"]
     assert (await board.attempt(task)).status == AttemptStatus.MERGED
@@ -86,17 +130,19 @@ async def test_merged_during_step(board: Board) -> None:
 
 async def test_merged_when_step_starts(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     task, attempt = await running(board)
-    note_begun = Rounds.record_step_started
+    record_step_started = Rounds.record_step_started
 
-    async def overtaken(self: Rounds, place: StepKey, name: StepName) -> tuple[StepContext, dict[str, Any]] | None:
-        monkeypatch.setattr(Rounds, "record_step_started", note_begun)
+    async def merge_and_record(
+        self: Rounds, place: StepKey, name: StepName
+    ) -> tuple[StepContext, dict[str, Any]] | None:
+        monkeypatch.setattr(Rounds, "record_step_started", record_step_started)
         async with board.database.transaction() as tx:
             found = await lock_attempt(tx, place[0])
             assert found is not None
             set_attempt_status(tx, found[1], AttemptStatus.MERGED)
-        return await note_begun(self, place, name)
+        return await record_step_started(self, place, name)
 
-    monkeypatch.setattr(Rounds, "record_step_started", overtaken)
+    monkeypatch.setattr(Rounds, "record_step_started", merge_and_record)
     await play(board, Steps(), attempt)
     row = await board.attempt(task)
     assert (row.status, row.step) == (AttemptStatus.MERGED, None)
@@ -119,7 +165,7 @@ async def test_stopped_in_last_step(board: Board, words: str | None) -> None:
     task, attempt = await running(board)
     steps = Steps()
 
-    async def stopped() -> None:
+    async def stop() -> None:
         if words is not None:
             async with board.database.transaction() as tx:
                 found = await lock_attempt(tx, attempt.id)
@@ -127,7 +173,7 @@ async def test_stopped_in_last_step(board: Board, words: str | None) -> None:
                 await board.attempts.send_back(tx, *found, words, "somebody")
         await board.tasks.stop(board.owner, task.id)
 
-    steps.meanwhile["pull_request"] = stopped
+    steps.meanwhile["pull_request"] = stop
     await play(board, steps, attempt)
     row = await board.attempt(task)
     assert (row.status, row.round) == (AttemptStatus.CANCELLED, 1)
@@ -138,20 +184,20 @@ async def test_stopped_in_last_step(board: Board, words: str | None) -> None:
 @pytest.mark.parametrize("step", [None, "verify"])
 async def test_ends_when_user_loses_access(board: Board, step: str | None) -> None:
     """Before it starts, or before its next step."""
-    member = await board.person("member")
+    member = await board.create_person("member")
     await board.projects.add_member(board.owner, board.project.id, member.user_id)
     task = await board.tasks.create(member, board.project.id, TaskFields(title="x"), start=True)
     board.attempts.start(board.executor)
     await board.until(lambda: bool(board.executor.begun))
     steps = Steps()
 
-    async def removed() -> None:
+    async def remove() -> None:
         await board.projects.remove_member(board.owner, board.project.id, member.user_id)
 
     if step is None:
-        await removed()
+        await remove()
     else:
-        steps.meanwhile[step] = removed
+        steps.meanwhile[step] = remove
     await play(board, steps, await board.attempt(task))
     assert steps.done == ([] if step is None else ["setup", "provision", "checkout", "agent", "verify"])
     row = await board.attempt(task)

@@ -73,7 +73,7 @@ async def test_creates_one_task_per_time_with_several_platforms(times_anywhere: 
     assert await times.made() == 0
     for hour in (1, 2):
         await times.pass_(hours=1)
-        await asyncio.gather(*(one.tick() for one in (times.schedules, times.other, times.schedules, times.other)))
+        await asyncio.gather(*(item.tick() for item in (times.schedules, times.other, times.schedules, times.other)))
         assert await times.made() == hour
     row = await times.again(row)
     task = await times.harness.tasks.get(times.harness.me, row.last_task_id or "")
@@ -212,7 +212,7 @@ async def test_schedule_of_member_who_left_starts_nothing(times: Times) -> None:
     assert await times.made() == 1
     assert list(await times.schedules.list_failures([row])) == [row.id]
     await times.schedules.delete(harness.me, row.id)
-    assert [one.id for one in (await times.schedules.list(harness.me, PageRequest())).items] == [own.id]
+    assert [item.id for item in (await times.schedules.list(harness.me, PageRequest())).items] == [own.id]
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ async def test_only_its_creator_changes_a_schedule(times: Times, changes: dict[s
     harness, mo = times.harness, times.harness.member.principal
     arguments: dict[str, Any] = {"cron": "* * * * *", "timezone": "UTC", "task": ScheduledTask(title="x", start=False)}
     row = await times.schedules.create(mo, harness.project.id, name="x", **arguments)
-    administrator = (await harness.world.person("ada", "admin")).principal
+    administrator = (await harness.world.create_person("ada", "admin")).principal
     for other in (harness.me, administrator):
         with pytest.raises(ForbiddenError, match="run on their behalf"):
             await times.schedules.update(other, row.id, changes)
@@ -260,7 +260,7 @@ async def test_disable_and_enable(times: Times) -> None:
     ],
 )
 def test_next_time(cron: str, zone: str, after: str, expected: str) -> None:
-    moment, wanted = (datetime.fromisoformat(one).replace(tzinfo=UTC) for one in (after, expected))
+    moment, wanted = (datetime.fromisoformat(item).replace(tzinfo=UTC) for item in (after, expected))
     assert get_next_time(cron, zone, moment) == wanted
 
 

@@ -16,7 +16,8 @@ from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.sessions.service import TaskCopy
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.source_sessions import SourceSessionError
-from sandyard.platform.domain.tasks.steps import CancelledStep, StepContext, Steps
+from sandyard.platform.domain.tasks.step_support import CancelledStep, StepContext
+from sandyard.platform.domain.tasks.steps import Steps
 from tests.unit.platform.domain.tasks.board import Board
 
 
@@ -24,7 +25,7 @@ class Sandboxes:
     """Sessions, agents, git and turns of one sandbox with uncommitted changes, whose agent does nothing."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[Origin, list[dict[str, Any]]]] = []
+        self.prompts: list[tuple[Origin, list[dict[str, Any]]]] = []
         self.committed: list[str] = []
         self.operations = self.repository = self
 
@@ -38,7 +39,7 @@ class Sandboxes:
         return SimpleNamespace(base_commit="c0ffee", branch="task/1")
 
     async def prompt(self, *given: Any, origin: Origin, **_: Any) -> Turn:
-        self.told.append((origin, list(given[2])))
+        self.prompts.append((origin, list(given[2])))
         return Turn(id="trn_1", status=TurnStatus.COMPLETED)
 
     async def wait(self, _: str) -> Turn:
@@ -76,11 +77,11 @@ async def read_prompt(board: Board, task: Task) -> tuple[Origin, list[str]]:
     inside = Sandboxes()
     steps, work = await prepare(board, task, inside)
     await steps.agent(work, (work.attempt.id, work.attempt.round, 1), {}, turn="agent", prompt=None)
-    ((origin, said),) = inside.told
-    return origin, ["(platform)" if one.get("source") == PLATFORM else one["text"] for one in said]
+    ((origin, texts),) = inside.prompts
+    return origin, ["(platform)" if item.get("source") == PLATFORM else item["text"] for item in texts]
 
 
-async def committed(board: Board, task: Task) -> str:
+async def commit_changes(board: Board, task: Task) -> str:
     """Commit the changes of the current round and return the message."""
     inside = Sandboxes()
     steps, work = await prepare(board, task, inside)
@@ -144,23 +145,23 @@ async def test_feedback_includes_task_for_new_agent(board: Board, agent: str) ->
     await board.let(attempt, AttemptStatus.IN_REVIEW)
     await board.tasks.update(board.owner, task.id, {"agent": agent})
     await board.tasks.move(board.owner, task.id, Column.IN_PROGRESS, feedback="Blue, please.")
-    origin, said = await read_prompt(board, task)
+    origin, texts = await read_prompt(board, task)
     expected = {"codex": ["Blue, please."], "opencode": ["Paint it", "(platform)", "(platform)", "Blue, please."]}
-    assert (origin, said) == (Origin.FEEDBACK, expected[agent])
+    assert (origin, texts) == (Origin.FEEDBACK, expected[agent])
 
 
 async def test_commit_of_feedback_is_named_after_it(board: Board) -> None:
     task, attempt = await begun(board)
     await board.attempts.fail(attempt.id, "no_model", "There is no model.")
     await board.tasks.retry(board.owner, task.id, message="Blue, please.")
-    assert await committed(board, task) == "chore: paint it"  # it contains the whole task
+    assert await commit_changes(board, task) == "chore: paint it"  # it contains the whole task
     await board.let(attempt, AttemptStatus.IN_REVIEW)
     feedback = "Please:\n- fix the `door`\n- and the roof"
     await board.tasks.move(board.owner, task.id, Column.IN_PROGRESS, feedback=feedback)
-    assert await committed(board, task) == "fix: fix the door"
+    assert await commit_changes(board, task) == "fix: fix the door"
     await board.attempts.fail(attempt.id, "turn_failed", "The agent failed.")
     await board.tasks.retry(board.owner, task.id)
-    assert await committed(board, task) == "fix: fix the door"
+    assert await commit_changes(board, task) == "fix: fix the door"
 
 
 class Forks(Sandboxes):
@@ -241,7 +242,7 @@ async def test_source_session_that_cannot_be_forked_fails_the_step_with_advice(b
 
 
 async def test_stopped_while_its_source_session_is_forked(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandyard.platform.domain.tasks.steps.CANCEL_CHECK_S", 0.01)
+    monkeypatch.setattr("sandyard.platform.domain.tasks.step_support.CANCEL_CHECK_S", 0.01)
     forks, steps, (first, second) = await started_from_session(board)
     forks.working.clear()
     step = asyncio.create_task(set_up(steps, first))

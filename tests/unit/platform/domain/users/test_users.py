@@ -36,7 +36,7 @@ async def authenticate(world: World, login: IssuedLogin) -> Principal | None:
 
 async def test_bootstrap_creates_one_admin_once(world: World) -> None:
     made = await asyncio.gather(*(world.users.bootstrap() for _ in range(5)))
-    issued = [one for one in made if one is not None]
+    issued = [candidate for candidate in made if candidate is not None]
     assert len(issued) == 1 and re.fullmatch(r"sy_[a-z0-9]{40}", issued[0].value.reveal())
     found = await world.users.authenticate_token(issued[0].value.reveal())
     assert found is not None and found.is_admin and found.name == "admin" and found.means == f"token:{issued[0].id}"
@@ -44,7 +44,7 @@ async def test_bootstrap_creates_one_admin_once(world: World) -> None:
 
 
 async def test_secrets_are_not_stored_or_emitted(world: World) -> None:
-    maria = await world.person("maria", password=PASSWORD)
+    maria = await world.create_person("maria", password=PASSWORD)
     login = await world.users.login(name="maria", password=PASSWORD)
     ticket = (await world.users.create_ticket(maria.principal)).value.reveal()
     async with world.database.reading() as session:
@@ -52,12 +52,12 @@ async def test_secrets_are_not_stored_or_emitted(world: World) -> None:
         stored = repr([(await session.execute(text(f"SELECT * FROM {table}"))).all() for table in tables])
     for secret in (PASSWORD, maria.token, login.cookie.reveal(), login.key.reveal(), ticket):
         assert secret not in stored
-    kinds = [event.kind for event in await world.emitted()]
+    kinds = [event.kind for event in await world.list_events()]
     assert kinds == ["user.created", "token.created"]
 
 
 async def test_members_cannot_manage_users(world: World) -> None:
-    maria, otto = await world.person("maria"), await world.person("otto")
+    maria, otto = await world.create_person("maria"), await world.create_person("otto")
     for refused in (
         world.users.list(maria.principal, PageRequest()),
         world.users.create(maria.principal, "eve", "admin"),
@@ -71,7 +71,7 @@ async def test_members_cannot_manage_users(world: World) -> None:
 
 
 async def test_rejects_duplicate_names_and_unknown_roles(world: World) -> None:
-    maria, otto = await world.person("maria"), await world.person("otto")
+    maria, otto = await world.create_person("maria"), await world.create_person("otto")
     with pytest.raises(NameTakenError):
         await world.users.create(ROOT, "maria", "member")
     with pytest.raises(NameTakenError):
@@ -84,7 +84,7 @@ async def test_rejects_duplicate_names_and_unknown_roles(world: World) -> None:
 
 
 async def test_keeps_last_admin(world: World) -> None:
-    first, second = await world.person("first", "admin"), await world.person("second", "admin")
+    first, second = await world.create_person("first", "admin"), await world.create_person("second", "admin")
     await world.users.delete(ROOT, second.principal.user_id)
     for change in ({"disabled": True}, {"role": "member"}):
         with pytest.raises(LastAdminError):
@@ -96,11 +96,11 @@ async def test_keeps_last_admin(world: World) -> None:
         world.users.update(ROOT, second.principal.user_id, disabled=True),
         return_exceptions=True,
     )
-    assert sorted(type(one).__name__ for one in outcomes) == ["LastAdminError", "User"]
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["LastAdminError", "User"]
 
 
 async def test_disabled_user_loses_access_at_once(world: World) -> None:
-    maria = await world.person("maria", password=PASSWORD)
+    maria = await world.create_person("maria", password=PASSWORD)
     login = await world.users.login(token=maria.token)
     ticket = (await world.users.create_ticket(maria.principal)).value.reveal()
     assert await world.users.authenticate_token(maria.token) and await authenticate(world, login)
@@ -118,7 +118,7 @@ async def test_disabled_user_loses_access_at_once(world: World) -> None:
 
 
 async def test_disabled_user_creates_no_token(world: World) -> None:
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
     await world.users.update(ROOT, maria.principal.user_id, disabled=True)
     with pytest.raises(UnauthenticatedError):
         await world.users.create_token(maria.principal, "late")
@@ -126,7 +126,7 @@ async def test_disabled_user_creates_no_token(world: World) -> None:
 
 @pytest.mark.parametrize("by_cookie", [False, True])
 async def test_expiring_token_creates_no_token_that_outlives_it(world: World, by_cookie: bool) -> None:
-    maria = await world.person("maria", password=PASSWORD)
+    maria = await world.create_person("maria", password=PASSWORD)
     expires = get_time(world.clock) + timedelta(hours=1)
     value = (await world.users.create_token(maria.principal, "short", expires)).value.reveal()
     if by_cookie:
@@ -144,7 +144,7 @@ async def test_expiring_token_creates_no_token_that_outlives_it(world: World, by
 
 
 async def test_login_with_password_creates_token_that_never_expires(world: World) -> None:
-    await world.person("maria", password=PASSWORD)
+    await world.create_person("maria", password=PASSWORD)
     login = await world.users.login(name="maria", password=PASSWORD)
     caller = await authenticate(world, login)
     assert caller is not None
@@ -152,7 +152,7 @@ async def test_login_with_password_creates_token_that_never_expires(world: World
 
 
 async def test_login_ends_with_the_token_it_was_made_with(world: World) -> None:
-    maria = await world.person("maria", password=PASSWORD)
+    maria = await world.create_person("maria", password=PASSWORD)
     kept = await world.users.login(name="maria", password=PASSWORD)
     expires = get_time(world.clock) + timedelta(hours=1)
     tokens = [await world.users.create_token(maria.principal, name, expires) for name in ("revoked", "expired")]
@@ -169,7 +169,7 @@ async def test_login_ends_with_the_token_it_was_made_with(world: World) -> None:
 
 
 async def test_changing_password_ends_logins(world: World) -> None:
-    maria = await world.person("maria", password=PASSWORD)
+    maria = await world.create_person("maria", password=PASSWORD)
     login = await world.users.login(name="maria", password=PASSWORD)
     await world.users.update(ROOT, maria.principal.user_id, password="another long one")
     assert await authenticate(world, login) is None
@@ -182,7 +182,7 @@ async def test_changing_password_ends_logins(world: World) -> None:
 
 
 async def test_password_changes_during_login(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    maria = await world.person("maria", password=PASSWORD)
+    maria = await world.create_person("maria", password=PASSWORD)
     here, looking, changed = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
     def check(password: str, hashed: str | None) -> bool:
@@ -200,7 +200,7 @@ async def test_password_changes_during_login(world: World, monkeypatch: pytest.M
 
 
 async def test_does_not_cache_revoked_credentials(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    maria = await world.person("maria", password=PASSWORD)
+    maria = await world.create_person("maria", password=PASSWORD)
     login = await world.users.login(name="maria", password=PASSWORD)
     caller = Principal(maria.principal.user_id, "maria", "member", f"cookie:{login.id}")
     reading = world.database.reading
@@ -226,7 +226,7 @@ async def test_does_not_cache_revoked_credentials(world: World, monkeypatch: pyt
 
 
 async def test_tokens_expire_and_are_revoked(world: World) -> None:
-    maria, otto = await world.person("maria"), await world.person("otto")
+    maria, otto = await world.create_person("maria"), await world.create_person("otto")
     until = get_time(world.clock) + timedelta(hours=1)
     short = await world.users.create_token(maria.principal, "short", until)
     with pytest.raises(InvalidInputError):
@@ -253,7 +253,7 @@ async def test_rejects_invalid_tokens(world: World, value: str) -> None:
 
 
 async def test_last_use_is_written_once_a_minute(world: World) -> None:
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
 
     async def last_used() -> object:
         await world.users.tasks.wait(10)
@@ -272,17 +272,17 @@ async def test_last_use_is_written_once_a_minute(world: World) -> None:
 
 
 async def test_tickets_are_single_use_and_expire(world: World) -> None:
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
     ticket = (await world.users.create_ticket(maria.principal)).value.reveal()
     found = await asyncio.gather(*(world.users.authenticate_ticket(ticket) for _ in range(5)))
-    assert sorted(one is not None for one in found) == [False] * 4 + [True]
+    assert sorted(item is not None for item in found) == [False] * 4 + [True]
     late = (await world.users.create_ticket(maria.principal)).value.reveal()
     await world.clock.advance(30)
     assert await world.users.authenticate_ticket(late) is None
 
 
 async def test_expired_rows_are_swept(world: World) -> None:
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
     await world.users.create_ticket(maria.principal)
     login = await world.users.login(token=maria.token)
     await world.clock.advance(31)
@@ -297,7 +297,7 @@ async def test_expired_rows_are_swept(world: World) -> None:
 
 
 async def test_logout_ends_one_login(world: World) -> None:
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
     first, second = [await world.users.login(token=maria.token) for _ in range(2)]
     caller = await authenticate(world, first)
     assert caller is not None
@@ -307,7 +307,7 @@ async def test_logout_ends_one_login(world: World) -> None:
 
 
 async def test_a_login_needs_both_its_cookie_and_its_key(world: World) -> None:
-    maria, otto = await world.person("maria"), await world.person("otto")
+    maria, otto = await world.create_person("maria"), await world.create_person("otto")
     logins = [await world.users.login(token=token) for token in (maria.token, maria.token, otto.token)]
     (cookie, key), (other_cookie, other_key), (ottos_cookie, ottos_key) = [
         (login.cookie.reveal(), login.key.reveal()) for login in logins
@@ -360,18 +360,18 @@ def test_unknown_user_takes_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same work is done, counted rather than timed."""
     stored, work, real = hash_password(PASSWORD), [], hashlib.scrypt
 
-    def counted(password: bytes, **parameters: Any) -> bytes:
+    def record_work(password: bytes, **parameters: Any) -> bytes:
         work.append((password, parameters["n"], parameters["r"], parameters["p"], len(parameters["salt"])))
         return real(password, **parameters)
 
-    monkeypatch.setattr(hashlib, "scrypt", counted)
+    monkeypatch.setattr(hashlib, "scrypt", record_work)
     assert not check_password("wrong password", stored) and not check_password("wrong password", None)
     assert len(work) == 2 and work[0] == work[1]
 
 
 async def test_ticket_is_bound_to_its_token(world: World) -> None:
     """Streams it opens end with the token it was created with."""
-    maria = await world.person("maria")
+    maria = await world.create_person("maria")
     principal = await world.users.authenticate_token(maria.token)
     assert principal is not None
     ticket = (await world.users.create_ticket(principal)).value.reveal()
@@ -392,7 +392,7 @@ async def test_replaces_lost_admin_token(world: World) -> None:
 
 @pytest.mark.parametrize("means", ["token", "login"])
 async def test_ticket_ends_with_its_token_or_login(world: World, means: str) -> None:
-    maria = await world.person("maria", password=PASSWORD)
+    maria = await world.create_person("maria", password=PASSWORD)
     login = await world.users.login(name="maria", password=PASSWORD)
     find = world.users.authenticate_token(maria.token) if means == "token" else authenticate(world, login)
     principal = await find

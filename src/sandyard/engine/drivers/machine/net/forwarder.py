@@ -1,11 +1,11 @@
 """The sandboxes' name server: one socket for all of them, on the gateway's address.
 
 It identifies clients by their source address, which the firewall guarantees. It answers
-- a sandbox with open egress: whatever the host's servers answer;
+- a sandbox with open egress: all answers of the host's name servers;
 - one whose policy allows names: only those, and the addresses are opened in the firewall before the response is sent;
 - one without egress, or only to addresses: always REFUSED, because queries can carry data out like connections do;
 - for the engine's own public names, if the policy allows them: the gateway (see `hairpin`);
-- anybody else: nothing.
+- unknown clients: no answer.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ ALLOW_DNS_COMMANDS = (
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """A base chain that drops what none of its rules accepts."""
+    """A base chain that drops packets unless one of its rules accepts them."""
 
     family: str
     table: str

@@ -190,7 +190,7 @@ class Network:
             raise SandyardError(f"Could not set the network policy: {error}") from error
 
     async def take_denied(self, slot: int) -> list[DeniedAttempt]:
-        """Return what the slot's policy has blocked since the last call."""
+        """Return the connections that the slot's policy has blocked since the last call."""
         state = self._slots.get(slot)
         if state is None or self._uplink is None:
             return []

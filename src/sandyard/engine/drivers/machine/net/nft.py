@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import signal
 import struct
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +19,7 @@ from sandyard.engine.drivers.machine.net.netlink import (
     parse_attributes,
     split_attributes,
 )
+from sandyard.kit.python import make_bare_python_command
 
 LIBRARY = "libnftables.so.1"
 _DEFAULT, _JSON = 0, 1 << 4
@@ -26,6 +29,17 @@ _NFT_MSG_GETTABLE, _NFT_MSG_GETSETELEM = 10 << 8 | 1, 10 << 8 | 13
 _NFPROTO_INET, _NFTA_TABLE_NAME = 1, 1
 _ELEM_LIST_TABLE, _ELEM_LIST_SET, _ELEM_LIST_ELEMENTS = 1, 2, 3
 _SET_ELEM_KEY = 1
+_CHECK_SECONDS = 20.0
+_LIST_TABLES = f"""
+import ctypes
+library = ctypes.CDLL("{LIBRARY}")
+library.nft_ctx_new.restype = ctypes.c_void_p
+context = ctypes.c_void_p(library.nft_ctx_new(0))
+library.nft_ctx_buffer_output(context)
+library.nft_ctx_buffer_error(context)
+library.nft_run_cmd_from_buffer(context, b"list tables")
+"""
+"""A program that reads all rules, as the library does before many changes."""
 _GENMSG_BYTES, _ATTRIBUTE_BYTES = 4, 4  # sizes of headers
 
 
@@ -35,6 +49,24 @@ class NftError(Exception):
 
 class NftUnavailableError(Exception):
     """nftables cannot be used here; the message contains the reason and the remedy."""
+
+
+def check_library(program: str = _LIST_TABLES) -> None:
+    """Raise NftUnavailableError if the library crashes on the rules of this network namespace, which would end this
+    process. Debian 12's does so on sets that a newer version created, such as in a container with the host's network."""
+    try:
+        ended = subprocess.run(
+            make_bare_python_command("-c", program), capture_output=True, timeout=_CHECK_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return  # it says nothing about the rules
+    if ended.returncode < 0:
+        name = signal.Signals(-ended.returncode).name
+        raise NftUnavailableError(
+            f"{LIBRARY} crashes ({name}) on the rules of this machine, probably because a program with a newer version "
+            "has created some, such as in a container that uses the host's network. Install a newer nftables, or find "
+            "its table with `nft list chains` and remove it"
+        )
 
 
 class Nft:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandyard.engine.drivers.machine.net import host_firewall
-from sandyard.engine.drivers.machine.net.nft import Nft, NftError, NftUnavailableError
+from sandyard.engine.drivers.machine.net.nft import Nft, NftError, NftUnavailableError, check_library
 from sandyard.engine.drivers.machine.net.settings import NetworkSettings
 from sandyard.engine.drivers.machine.net.upstream import Upstream
 
@@ -30,6 +30,7 @@ def probe(settings: NetworkSettings | None = None) -> tuple[Finding, ...]:
 
 def _check_rules() -> list[Finding]:
     try:
+        check_library()
         nft = Nft()
     except NftUnavailableError as error:
         return [Finding("nftables", False, str(error))]

@@ -28,7 +28,7 @@ def merge(ranges: Iterable[Range]) -> Ranges:
 
 
 def subtract(ranges: Ranges, hole: Ranges) -> Ranges:
-    """Return what is in `ranges` and not in `hole`."""
+    """Return the addresses in `ranges` that are not in `hole`."""
     remaining: list[Range] = []
     for low, high in ranges:
         start = low

@@ -47,23 +47,26 @@ _SOURCE_AND_DESTINATION = "ct original ip saddr . ct original ip daddr"
 
 # A pair of addresses is a sandbox and a destination; a single one is a sandbox, except in `never` and `private`.
 _SETS = {
-    "never": "type ipv4_addr; flags interval;",
-    "private": "type ipv4_addr; flags interval;",
-    "allow": "type ipv4_addr . ipv4_addr; flags interval;",
-    "deny": "type ipv4_addr . ipv4_addr; flags interval;",
-    "names": "type ipv4_addr . ipv4_addr; flags timeout; size 262144;",  # addresses of allowed names
-    "lively": "type ipv4_addr . ipv4_addr; flags dynamic, timeout; size 262144;",  # those in use
-    "connections": "type ipv4_addr; flags dynamic; size 65536;",  # how many are open
-    "begun": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",  # how many are opened per second
-    "crowded": "type ipv4_addr; flags interval;",  # all sandboxes while the host's connection table is nearly full
-    "ruled": "type ipv4_addr;",  # those with rules for their requests
-    "denied": "type ipv4_addr . ipv4_addr . inet_proto . inet_service; flags dynamic, timeout; timeout 1h; size 16384;",
-    "noted": "type ipv4_addr; flags dynamic, timeout; timeout 30m; size 65536;",  # how many were remembered
-    "dials": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
-    "hairpins": "type ipv4_addr; flags dynamic; size 65536;",
-    "hairpin_dials": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
-    "questions": "type ipv4_addr; flags dynamic, timeout; timeout 1m; size 65536;",
+    "never": "typeof ip saddr; flags interval;",
+    "private": "typeof ip saddr; flags interval;",
+    "allow": "typeof ip saddr . ip daddr; flags interval;",
+    "deny": "typeof ip saddr . ip daddr; flags interval;",
+    "names": "typeof ip saddr . ip daddr; flags timeout; size 262144;",  # addresses of allowed names
+    "lively": "typeof ip saddr . ip daddr; flags dynamic, timeout; size 262144;",  # those in use
+    "connections": "typeof ip saddr; flags dynamic; size 65536;",  # how many are open
+    "begun": "typeof ip saddr; flags dynamic, timeout; timeout 1m; size 65536;",  # how many are opened per second
+    "crowded": "typeof ip saddr; flags interval;",  # all sandboxes while the host's connection table is nearly full
+    "ruled": "typeof ip saddr;",  # those with rules for their requests
+    "denied": "typeof ip saddr . ip daddr . meta l4proto . th dport; flags dynamic, timeout; timeout 1h; size 16384;",
+    "noted": "typeof ip saddr; flags dynamic, timeout; timeout 30m; size 65536;",  # how many were remembered
+    "dials": "typeof ip saddr; flags dynamic, timeout; timeout 1m; size 65536;",
+    "hairpins": "typeof ip saddr; flags dynamic; size 65536;",
+    "hairpin_dials": "typeof ip saddr; flags dynamic, timeout; timeout 1m; size 65536;",
+    "questions": "typeof ip saddr; flags dynamic, timeout; timeout 1m; size 65536;",
 }
+"""`typeof` instead of `type`: if a program with nftables 1.1 (Debian 13) creates a set with `type`, version 1.0 (Debian 12)
+crashes when it reads that set. So engines of both can share a network namespace, for example one in a container.
+"""
 _CHAINS = {
     "refuse": "",
     "note": "",  # remember a blocked connection, for users
@@ -114,7 +117,7 @@ def make_transaction(layout: Layout) -> str:
     lines += [f"add set {table} {name} {{ {definition} }}" for name, definition in _SETS.items()]
     for name, definition in _CHAINS.items():
         lines.append(f"add chain {table} {name} {{ {definition} }}" if definition else f"add chain {table} {name}")
-    lines.append(f"add map {table} verdicts {{ type ipv4_addr : verdict; }}")
+    lines.append(f"add map {table} verdicts {{ typeof ip saddr : verdict; }}")
     lines += [f"flush chain {table} {name}" for name in _CHAINS]
     never = (*NEVER, (int(layout.subnet.network_address), int(layout.subnet.broadcast_address)))
     lines += make_replace_commands(layout.names, "never", ranges.merge(never))

@@ -27,7 +27,7 @@ from sandyard.engine.drivers.machine.net.forwarder import Forwarder
 from sandyard.engine.drivers.machine.net.hairpin import GatewayNames
 from sandyard.engine.drivers.machine.net.names import Names
 from sandyard.engine.drivers.machine.net.netlink import Netlink
-from sandyard.engine.drivers.machine.net.nft import Nft, NftError, NftUnavailableError
+from sandyard.engine.drivers.machine.net.nft import Nft, NftError, NftUnavailableError, check_library
 from sandyard.engine.drivers.machine.net.policy import PRIVATE, Egress
 from sandyard.engine.drivers.machine.net.proxy.dialler import Dialler
 from sandyard.engine.drivers.machine.net.proxy.listener import Proxy
@@ -105,6 +105,7 @@ class Uplink:
             await self._close_services()
 
     async def _open(self, keep: Collection[int]) -> None:
+        await self._run_in_worker(check_library)
         self._nft, self._netlink, self._conntrack = (
             await self._run_in_worker(Nft),
             await self._run_in_worker(Netlink),
@@ -197,7 +198,7 @@ class Uplink:
         self.serve(index, egress)
 
     async def take_denied(self, index: int) -> list[DeniedAttempt]:
-        """Return what was blocked for this namespace since the last call."""
+        """Return the connections that were blocked for this namespace since the last call."""
         if self._firewall is None or self._forwarder is None or self.subnet is None:
             return []
         address = self.subnet.get_address(index)

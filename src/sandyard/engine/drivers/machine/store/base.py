@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from sandyard.engine.contract import Layers
+from sandyard.engine.contract import DiskReport, Layers
 
 SANDBOXES, SNAPSHOTS, VOLUMES, SHARED_LAYERS = "sandboxes", "snapshots", "volumes", "shared"
 UPPER, WORK = "upper", "work"
@@ -87,6 +87,10 @@ class Store(Protocol):
 
     async def measure_usage(self, sandbox: str) -> int:
         """Return the bytes that a sandbox uses; 0 if it does not exist or the store cannot tell."""
+        ...
+
+    async def measure_disk(self) -> DiskReport:
+        """Return the disk use of everything in the store."""
         ...
 
 

@@ -148,6 +148,15 @@ def read_usage(path: Path, group: int) -> int:
     return 0
 
 
+def read_own_usages(path: Path) -> dict[int, int]:
+    """Return the bytes that each subvolume has alone or, with simple quotas, that it has written and that still exist."""
+    found = {}
+    for _, group, data in _search_tree(path, _QUOTA_TREE, 0, 0, kind=_QGROUP_INFO_KEY):
+        if group >> 48 == 0:
+            found[group] = int(struct.unpack_from("=Q", data, 24)[0])
+    return found
+
+
 def drop_stale_groups(path: Path) -> None:
     """Remove the quota groups of deleted subvolumes. New kernels do this by themselves."""
     subvolumes = {

@@ -8,12 +8,12 @@ import contextlib
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from sandyard.engine.contract import Layers
+from sandyard.engine.contract import DiskKind, DiskReport, DiskUse, Layers
 from sandyard.engine.drivers.layer_names import SNAPSHOT, make_layer_name
 from sandyard.engine.drivers.machine import kernel
 from sandyard.engine.drivers.machine.errors import translate_os_error
@@ -21,6 +21,7 @@ from sandyard.engine.drivers.machine.store import btrfs, guard
 from sandyard.engine.drivers.machine.store import image as images
 from sandyard.engine.drivers.machine.store.base import SANDBOXES, SNAPSHOTS, UPPER, VOLUMES, WORK, prepare_volume
 from sandyard.engine.drivers.machine.store.guard import SpaceGuard
+from sandyard.engine.drivers.machine.store.trees import measure_disk_usage
 from sandyard.kit.errors import SandyardError
 
 T = TypeVar("T")
@@ -201,6 +202,44 @@ class CowStore:
             if path.exists():
                 raise
             return 0
+
+    async def measure_disk(self) -> DiskReport:
+        return await self._run_in_thread(self._measure_disk, "measure what it contains")
+
+    def _measure_disk(self) -> DiskReport:
+        kernel.syncfs(str(self.path))  # quotas are those of the last commit
+        own = btrfs.read_own_usages(self.path) if self.limits else None
+        uses, attributed = [], 0
+        for kind, folder in (
+            (DiskKind.SANDBOXES, SANDBOXES),
+            (DiskKind.SNAPSHOTS, SNAPSHOTS),
+            (DiskKind.VOLUMES, VOLUMES),
+        ):
+            subvolumes = [Path(entry.path) for entry in os.scandir(self.path / folder)]
+            size = sum(_measure_subvolume(path, own) for path in subvolumes)
+            uses.append(DiskUse(kind, size, len(subvolumes)))
+            attributed += size
+        paths = {str(self.path)}
+        if self._image is not None:
+            used = guard.measure_space(self.path, self._image).used
+            taken = self._image.stat().st_blocks * 512
+            uses.append(DiskUse(DiskKind.SHARED, max(used - attributed, 0)))
+            uses.append(DiskUse(DiskKind.RESERVED, max(taken - max(used, attributed), 0)))
+            paths.add(str(self._image))
+        elif self.quota_group is not None:  # the btrfs has other users, so only this engine's group is looked at
+            used = btrfs.read_usage(self.path, self.quota_group)
+            uses.append(DiskUse(DiskKind.SHARED, max(used - attributed, 0)))
+        return DiskReport(tuple(uses), frozenset(paths))
+
+
+def _measure_subvolume(path: Path, own: Mapping[int, int] | None) -> int:
+    """Return the bytes of a subvolume by its quota group, or without quotas those of all its files."""
+    if own is None:
+        return measure_disk_usage(str(path))
+    try:
+        return own.get(btrfs.get_subvolume_id(path), 0)
+    except OSError:  # it was deleted meanwhile
+        return 0
 
 
 def _recreate_work_directory(path: Path) -> None:

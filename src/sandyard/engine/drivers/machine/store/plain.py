@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sandyard.engine.contract import Layers
+from sandyard.engine.contract import DiskKind, DiskReport, DiskUse, Layers
 from sandyard.engine.drivers.layer_names import SHARED, SNAPSHOT, make_layer_name
 from sandyard.engine.drivers.machine import kernel
 from sandyard.engine.drivers.machine.errors import translate_os_error
@@ -214,7 +214,7 @@ class PlainStore:
         task.add_done_callback(self._removals.discard)
 
     def _remove_unused_layers(self) -> None:
-        """Remove shared layers that no sandbox or snapshot uses any more."""
+        """Remove shared layers that no sandbox or snapshot uses."""
         shared = {entry.name for entry in os.scandir(self.path / SHARED_LAYERS)}
         if shared:
             for folder in (SANDBOXES, SNAPSHOTS):
@@ -225,6 +225,24 @@ class PlainStore:
 
     async def measure_usage(self, sandbox: str) -> int:
         return await asyncio.to_thread(measure_disk_usage, str(self.path / SANDBOXES / sandbox / UPPER))
+
+    async def measure_disk(self) -> DiskReport:
+        return await asyncio.to_thread(self._measure_disk)
+
+    def _measure_disk(self) -> DiskReport:
+        def measure(kind: DiskKind, folder: str) -> DiskUse:
+            paths = [entry.path for entry in os.scandir(self.path / folder)]
+            return DiskUse(kind, sum(measure_disk_usage(path) for path in paths), len(paths))
+
+        kinds = {
+            DiskKind.SANDBOXES: SANDBOXES,
+            DiskKind.SNAPSHOTS: SNAPSHOTS,
+            DiskKind.SHARED: SHARED_LAYERS,
+            DiskKind.VOLUMES: VOLUMES,
+            DiskKind.REMOVING: TRASH,
+        }
+        uses = tuple(measure(kind, folder) for kind, folder in kinds.items())
+        return DiskReport(uses, frozenset({str(self.path)}))
 
 
 def _name_shared_layers(stack: Sequence[str]) -> Layers:

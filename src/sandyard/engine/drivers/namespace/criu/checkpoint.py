@@ -25,9 +25,9 @@ from sandyard.engine.drivers.namespace.criu.child import EXIT_REFUSED
 from sandyard.kit.errors import NoSpaceError, SandyardError, UnsupportedError
 from sandyard.kit.tasks import run_uninterrupted
 
-PRIVATE_CRIU = Path("/var/lib/sandyard/criu/criu")  # where scripts/get-criu installs it
+PRIVATE_CRIU = Path("/var/lib/sandyard/criu/criu")  # where `sandyard setup criu` installs it
 MIN_VERSION = (4, 1)
-INSTALL_HINT = "run scripts/get-criu to install a suitable version"
+INSTALL_HINT = "run `sandyard setup criu` to install a suitable version"
 
 _CHILD = "sandyard.engine.drivers.namespace.criu.child"
 _LIBRARY = "library"

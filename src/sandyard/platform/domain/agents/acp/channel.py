@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import shlex
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -27,7 +28,7 @@ from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.agents.acp import wire
 from sandyard.platform.domain.agents.acp.limits import split_into_batches
 from sandyard.platform.domain.agents.errors import AgentProtocolError, RunBrokenError
-from sandyard.platform.domain.agents.json_columns import change_options, options_of
+from sandyard.platform.domain.agents.json_columns import change_options, get_run_options
 from sandyard.platform.domain.sandboxes.command_output import STDERR, STDOUT, OutputFiles
 from sandyard.platform.domain.sandboxes.e2b import (
     CommandEnded,
@@ -37,7 +38,7 @@ from sandyard.platform.domain.sandboxes.e2b import (
     SandboxNotFoundError,
     Stream,
 )
-from sandyard.platform.domain.sandboxes.e2b.guest.relay.journal import journal_folders
+from sandyard.platform.domain.sandboxes.e2b.guest.relay.journal import list_journal_folders
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 
 log = get_logger(__name__)
@@ -63,6 +64,7 @@ have=$(stat -c %s -- "$1" 2>/dev/null || echo 0)
 [ "$have" -gt "$2" ] || stat -c '%n %s' -- "$4"/out "$4"/err "$5"/out "$5"/err 2>/dev/null
 printf %s "$3" | dd of="$1" bs=1M iflag=fullblock oflag=seek_bytes seek="$2" conv=notrunc status=none"""
 _EXIT_GAP = 3
+_SIZE = re.compile(r"[0-9]{1,15}")
 
 HandleLines = Callable[[Sequence[tuple[int, bytes]], int], Awaitable[None]]
 """Handles lines, each with its end offset, and stores the offset up to which the output was read."""
@@ -99,7 +101,7 @@ class InputWriter:
         self._has_more = asyncio.Event()
         self._get_offsets = get_offsets
         self._writes: list[tuple[int, tuple[int, int]]] = []
-        self.delivered: int | None = options_of(run).get("delivered")  # None: unknown
+        self.delivered: int | None = get_run_options(run).get("delivered")  # None: unknown
 
     def nudge(self) -> None:
         self._has_more.set()
@@ -154,13 +156,13 @@ class InputWriter:
         if self.delivered is None:
             result = await engine.programs.run(engine_id, ["stat", "-c", "%s", "--", path], idempotent=True)
             size = result.stdout.strip()
-            self.delivered = int(size) if result.exit_code == 0 and size.isdigit() else 0
+            self.delivered = int(size) if result.exit_code == 0 and size.isdigit() and len(size) < 16 else 0
         start, text = rows[0].position, "".join(row.line for row in rows)
         end = start + len(text)
         while self.delivered < end:
             at = max(self.delivered, start)
             piece = text[at - start : at - start + WRITE_BYTES]
-            argv = ["/bin/bash", "-c", _WRITE, "sandyard", path, str(at), piece, *journal_folders(self._run_id)]
+            argv = ["/bin/bash", "-c", _WRITE, "sandyard", path, str(at), piece, *list_journal_folders(self._run_id)]
             read_before = self._get_offsets()
             if remember := len(self._writes) < REMEMBERED_WRITES:
                 self._writes.append((at + len(piece), read_before))
@@ -183,7 +185,7 @@ def _parse_sizes(text: str, read_before: tuple[int, int]) -> tuple[int, int]:
     for line in text.splitlines():
         path, _, size = line.rpartition(" ")
         name = path.rpartition("/")[2]
-        if name in sizes and size.isdigit():
+        if name in sizes and _SIZE.fullmatch(size):
             sizes[name] = max(sizes[name], int(size))
     return sizes["out"], sizes["err"]
 

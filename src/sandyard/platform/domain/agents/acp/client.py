@@ -20,9 +20,14 @@ from sandyard.platform.domain.agents.acp.mcp import list_supported_servers
 from sandyard.platform.domain.agents.acp.outbox import list_pending_methods, queue_request
 from sandyard.platform.domain.agents.acp.transcript import limit_json, truncate
 from sandyard.platform.domain.agents.errors import AgentProtocolError
-from sandyard.platform.domain.agents.json_columns import RunOptions, capabilities_of, change_options, options_of
+from sandyard.platform.domain.agents.json_columns import (
+    RunOptions,
+    change_options,
+    get_agent_capabilities,
+    get_run_options,
+)
 from sandyard.platform.domain.agents.model import PLATFORM, RunStatus
-from sandyard.platform.domain.agents.repository import load_agent_settings, session_fields
+from sandyard.platform.domain.agents.repository import get_session_fields, load_agent_settings
 from sandyard.platform.domain.mcp_servers.model import make_fingerprint
 from sandyard.platform.domain.mcp_servers.records import list_servers
 from sandyard.platform.domain.sandboxes.model import utc_now
@@ -84,7 +89,7 @@ async def handle_initialized(tx: Transaction, run: AgentRun, result: dict[str, A
     }
     methods = result.get("authMethods")
     offered = [method.get("id") for method in methods if isinstance(method, dict)] if isinstance(methods, list) else []
-    wanted = options_of(run).get("auth")
+    wanted = get_run_options(run).get("auth")
     if wanted is not None and wanted in offered:
         queue_request(tx, run, "authenticate", {"methodId": wanted})
     else:
@@ -93,8 +98,8 @@ async def handle_initialized(tx: Transaction, run: AgentRun, result: dict[str, A
 
 async def open_session(tx: Transaction, run: AgentRun, *, anew: bool = False) -> None:
     """Continue the earlier conversation if the agent supports it, or open a new one."""
-    capabilities = capabilities_of(run)
-    folder = options_of(run).get("folder") or "/home/user"
+    capabilities = get_agent_capabilities(run)
+    folder = get_run_options(run).get("folder") or "/home/user"
     place: dict[str, Any] = {"cwd": folder, "mcpServers": list_supported_servers(run)}
     of_sessions = capabilities.get("sessionCapabilities")
     resumes = isinstance(of_sessions, dict) and of_sessions.get("resume") is not None
@@ -124,7 +129,12 @@ def record_session_opened(
     run.options = {**kept, "fresh": fresh, **parse_session_options(result)}
     run.status = RunStatus.READY
     tx.emit(
-        "agent.ready", **session_fields(session), runId=run.id, agent=run.agent, model=run.model, remembers=not fresh
+        "agent.ready",
+        **get_session_fields(session),
+        runId=run.id,
+        agent=run.agent,
+        model=run.model,
+        remembers=not fresh,
     )
 
 
@@ -155,7 +165,7 @@ async def advance(tx: Transaction, session: Session, run: AgentRun, turn: Turn) 
         return NextStep.WAIT
     strictness = (await load_agent_settings(tx.session, session.project_id)).permissions.strictness
     servers = make_fingerprint(await list_servers(tx.session, session.project_id))
-    options = options_of(run)
+    options = get_run_options(run)
     had = (run.agent, options.get("strictness", "none"), options.get("mcpFingerprint", ""))
     if (session.agent or run.agent, strictness, servers) != had:
         return NextStep.RESTART
@@ -170,7 +180,7 @@ async def advance(tx: Transaction, session: Session, run: AgentRun, turn: Turn) 
             )
             return NextStep.WORK
     wanted = turn.mode if strictness == "none" else _select_asking_mode(run, turn.mode)
-    if wanted is not None and wanted != options_of(run).get("currentMode") and _set_mode(tx, run, wanted):
+    if wanted is not None and wanted != get_run_options(run).get("currentMode") and _set_mode(tx, run, wanted):
         return NextStep.WORK
     await _send_prompt(tx, session, run, turn)
     return NextStep.WORK
@@ -178,7 +188,7 @@ async def advance(tx: Transaction, session: Session, run: AgentRun, turn: Turn) 
 
 def _select_asking_mode(run: AgentRun, wanted: str | None) -> str | None:
     """Return the wanted mode if the agent asks in it, or the first mode in which it does."""
-    asking = options_of(run).get("askingModes")
+    asking = get_run_options(run).get("askingModes")
     if asking is None or wanted in asking:
         return wanted
     return asking[0] if asking else None
@@ -186,7 +196,7 @@ def _select_asking_mode(run: AgentRun, wanted: str | None) -> str | None:
 
 def _set_mode(tx: Transaction, run: AgentRun, mode: str) -> bool:
     """Request a change of the mode. Returns False if there is no such mode, or if it is set already."""
-    if any(known["id"] == mode for known in options_of(run).get("modes", ())):
+    if any(known["id"] == mode for known in get_run_options(run).get("modes", ())):
         queue_request(tx, run, _SET_MODE, {"sessionId": run.acp_session, "modeId": mode})
         change_options(run, {"currentMode": mode})
         return True
@@ -200,7 +210,7 @@ def _set_mode(tx: Transaction, run: AgentRun, mode: str) -> bool:
 
 def _find_choice(run: AgentRun, category: str, wanted: str) -> tuple[str, str | None] | None:
     """Return the agent's option to set and the value for it. The value is None if the option has it already."""
-    options = options_of(run).get("configOptions")
+    options = get_run_options(run).get("configOptions")
     for option in options if isinstance(options, list) else ():
         if not isinstance(option, dict) or option.get("category") != category or not isinstance(option.get("id"), str):
             continue
@@ -215,7 +225,7 @@ def _find_choice(run: AgentRun, category: str, wanted: str) -> tuple[str, str | 
     return None
 
 
-def _content_block(run: AgentRun, part: TextPart) -> dict[str, Any]:
+def _make_content_block(run: AgentRun, part: TextPart) -> dict[str, Any]:
     """Return a content block. Agents with the capability `_meta.sandyard.sources` are told which blocks no person
     wrote."""
     block: dict[str, Any] = {"type": "text", "text": part["text"]}
@@ -234,18 +244,18 @@ def _supports_sources(run: AgentRun) -> bool:
 async def _send_prompt(tx: Transaction, session: Session, run: AgentRun, turn: Turn) -> None:
     message = await tx.session.get(Message, turn.prompt_id) if turn.prompt_id is not None else None
     parts = message.parts if message is not None else []
-    blocks = [_content_block(run, part) for part in parts if part["type"] == "text"]
+    blocks = [_make_content_block(run, part) for part in parts if part["type"] == "text"]
     before = turn.prompt_id or _NEWEST
     if turn.error_code == WAKING:
-        blocks, before = [_content_block(run, {"type": "text", "text": CONTINUE, "source": PLATFORM})], _NEWEST
+        blocks, before = [_make_content_block(run, {"type": "text", "text": CONTINUE, "source": PLATFORM})], _NEWEST
         turn.error_code = None
-    if options_of(run).get("fresh"):
-        told = await _summarize_conversation(tx.session, session.id, before)
-        if told is not None:
-            blocks.insert(0, _content_block(run, {"type": "text", "text": told, "source": PLATFORM}))
-            tx.emit("agent.reminded", **session_fields(session), runId=run.id, turnId=turn.id)
+    if get_run_options(run).get("fresh"):
+        summary = await _summarize_conversation(tx.session, session.id, before)
+        if summary is not None:
+            blocks.insert(0, _make_content_block(run, {"type": "text", "text": summary, "source": PLATFORM}))
+            tx.emit("agent.reminded", **get_session_fields(session), runId=run.id, turnId=turn.id)
         change_options(run, {"fresh": False})
-    if "prompted" not in options_of(run):
+    if "prompted" not in get_run_options(run):
         change_options(run, {"prompted": run.sent})
     turn.request = queue_request(tx, run, "session/prompt", {"sessionId": run.acp_session, "prompt": blocks})
     turn.active_at = utc_now()

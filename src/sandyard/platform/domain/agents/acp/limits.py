@@ -12,6 +12,8 @@ BATCH_LINES, BATCH_BYTES = 100, 1 << 20
 """Limits of one batch, which is written in one transaction: others need to write too."""
 MAX_MESSAGES, MAX_CHARACTERS = 20_000, 64 << 20
 """Limits of one turn: messages, and approximately the characters in them."""
+MAX_CHANGES, MAX_CHANGED_CHARACTERS = 500_000, 16 << 30
+"""Limits of one turn: changes of messages that were stored before, and approximately the characters that were stored again."""
 MAX_REQUESTS, MAX_REQUEST_BYTES = 10_000, 64 << 20
 """Limits of one process: requests, cancellations of them and answers sent by the agent, and bytes of them."""
 MAX_NOTIFICATIONS = 100_000
@@ -49,6 +51,11 @@ class MessageCounter:
         """Return a sentence if a limit is exceeded."""
         if len(transcript) > MAX_MESSAGES or transcript.weight > MAX_CHARACTERS:
             return f"The agent has sent more than can be stored in one turn: {MAX_MESSAGES} messages or {MAX_CHARACTERS >> 20} MiB."
+        if transcript.changes_stored > MAX_CHANGES or transcript.characters_stored_again > MAX_CHANGED_CHARACTERS:
+            return (
+                f"The agent has made more than {MAX_CHANGES} changes of its messages in one turn, or of more than "
+                f"{MAX_CHANGED_CHARACTERS >> 30} GiB of text."
+            )
         if self._requests > MAX_REQUESTS or self._request_bytes > MAX_REQUEST_BYTES:
             return f"The agent has sent more than {MAX_REQUESTS} requests, or more than {MAX_REQUEST_BYTES >> 20} MiB of them."
         if self._notifications > MAX_NOTIFICATIONS:

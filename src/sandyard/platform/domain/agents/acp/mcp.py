@@ -14,7 +14,7 @@ from typing import Any
 
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import AgentRun, McpServer
-from sandyard.platform.domain.agents.json_columns import capabilities_of, options_of
+from sandyard.platform.domain.agents.json_columns import get_agent_capabilities, get_run_options
 from sandyard.platform.domain.models.redaction import make_header_redactor
 from sandyard.platform.domain.repositories.error_translation import clean_line
 from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
@@ -54,11 +54,13 @@ async def find_missing_commands(
     ran = await engine.programs.run(
         engine_id, argv, cwd=folder, envs=envs, timeout_s=TIMEOUT_S, limit=64 << 10, idempotent=True
     )
-    said = ran.stdout.decode(errors="replace").split()
-    if len(said) != len(commands):  # the check itself failed, so nothing is known
+    results = ran.stdout.decode(errors="replace").split()
+    if len(results) != len(commands):  # the check itself failed, so nothing is known
         return {}
     return {
-        command["name"]: command["command"] for command, found in zip(commands, said, strict=True) if found == "missing"
+        command["name"]: command["command"]
+        for command, found in zip(commands, results, strict=True)
+        if found == "missing"
     }
 
 
@@ -107,7 +109,7 @@ def describe_exit(name: str, status: int, stderr: str, env: Mapping[str, str]) -
     signal_name = ""
     with contextlib.suppress(ValueError):
         signal_name = f" ({signal.Signals(status - 128).name})"
-    said = (
+    message = (
         f"The MCP server {name} exited with status {status}{signal_name}. The agent continues without it. Correct its command, "
         "arguments or variables in the project's settings, or install what it needs in the project's setup."
     )
@@ -115,20 +117,22 @@ def describe_exit(name: str, status: int, stderr: str, env: Mapping[str, str]) -
     lines = "\n".join(clean_line(line).rstrip() for line in stderr.splitlines())
     redactor = make_header_redactor(Secret(value) for value in env.values())
     tail = redactor.redact(lines).strip()[-MAX_STDERR_SHOWN:]
-    return f"{said} Its error output ended with:\n{tail}" if tail else said
+    return f"{message} Its error output ended with:\n{tail}" if tail else message
 
 
 def list_supported_servers(run: AgentRun) -> list[dict[str, Any]]:
     """Return the entries of the MCP servers that the agent supports."""
-    capabilities = capabilities_of(run)
-    return [server for server in options_of(run).get("mcpServers", ()) if _is_supported(capabilities, server)]
+    capabilities = get_agent_capabilities(run)
+    return [server for server in get_run_options(run).get("mcpServers", ()) if _is_supported(capabilities, server)]
 
 
 def describe_unsupported_servers(run: AgentRun) -> str | None:
     """Name the MCP servers that the agent was not given, because it does not support them."""
-    capabilities = capabilities_of(run)
+    capabilities = get_agent_capabilities(run)
     names = [
-        server["name"] for server in options_of(run).get("mcpServers", ()) if not _is_supported(capabilities, server)
+        server["name"]
+        for server in get_run_options(run).get("mcpServers", ())
+        if not _is_supported(capabilities, server)
     ]
     if not names:
         return None

@@ -1,4 +1,4 @@
-"""Queue lines for an agent within a transaction. Whoever follows its run delivers them afterwards."""
+"""Queue lines for an agent within a transaction. The process that follows its run delivers them afterwards."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import AgentInput, AgentRun
 from sandyard.platform.domain.agents.acp import wire
-from sandyard.platform.domain.agents.json_columns import change_options, options_of
+from sandyard.platform.domain.agents.json_columns import change_options, get_run_options
 
 
 def queue_request(tx: Transaction, run: AgentRun, method: str, params: Mapping[str, Any]) -> int:
     """Queue a request and return its number."""
     number = run.next_request
     run.next_request = number + 1
-    change_options(run, {"pending": {**options_of(run).get("pending", {}), str(number): method}})
+    change_options(run, {"pending": {**get_run_options(run).get("pending", {}), str(number): method}})
     _queue_line(tx, run, wire.encode_request(number, method, dict(params)))
     return number
 
@@ -37,7 +37,7 @@ def queue_error(tx: Transaction, run: AgentRun, key: str, code: int, message: st
 
 def take_pending_request(run: AgentRun, number: int) -> str | None:
     """Remove the request with this number from the pending ones and return its method."""
-    pending = dict(options_of(run).get("pending", {}))
+    pending = dict(get_run_options(run).get("pending", {}))
     method = pending.pop(str(number), None)
     if method is not None:
         change_options(run, {"pending": pending})
@@ -45,7 +45,7 @@ def take_pending_request(run: AgentRun, number: int) -> str | None:
 
 
 def list_pending_methods(run: AgentRun) -> set[str]:
-    return set(options_of(run).get("pending", {}).values())
+    return set(get_run_options(run).get("pending", {}).values())
 
 
 def _queue_line(tx: Transaction, run: AgentRun, line: str) -> None:

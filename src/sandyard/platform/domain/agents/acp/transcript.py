@@ -1,4 +1,4 @@
-"""Turn an agent's updates into messages of typed parts. Pure: `changes` returns what to write.
+"""Turn an agent's updates into messages of typed parts. Pure: `take_changes` returns what to write.
 
 Consecutive chunks of text form one message; a tool call is one message that changes. Unknown kinds of updates are
 ignored.
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.platform.db.models.message_parts import (
     ImagePart,
     MessagePart,
@@ -44,8 +44,8 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(slots=True)
-class Entry:
-    """A message of the agent with one part. `delta` is the text added since the last call of `changes`."""
+class TranscriptEntry:
+    """A message of the agent with one part. `delta` is the text added since the last call of `take_changes`."""
 
     id: str
     part: MessagePart
@@ -66,7 +66,7 @@ class ReportedState:
 
 def next_message_id(after: str) -> str:
     """Return a new id that sorts after `after`, even within the same millisecond."""
-    made = ordered_id("msg_")
+    made = make_ordered_id("msg_")
     if made > after:
         return made
     number = int(after[4:14], 36) + 1
@@ -82,14 +82,16 @@ class Transcript:
     oldest first."""
 
     def __init__(self, last: str = "", known: Iterable[tuple[str, MessagePart]] = ()) -> None:
-        self._entries = [Entry(id, part, new=False, weight=compute_json_size(part)) for id, part in known]
+        self._entries = [TranscriptEntry(id, part, new=False, weight=compute_json_size(part)) for id, part in known]
         self.weight = sum(entry.weight for entry in self._entries)
         """Approximate number of characters stored."""
+        self.changes_stored = self.characters_stored_again = 0
+        """How often messages that were stored before have been stored again, and approximately how many characters."""
         self._calls = {entry.part["toolCallId"]: entry for entry in self._entries if entry.part["type"] == "tool_call"}
         self._plan = next((entry for entry in reversed(self._entries) if entry.part["type"] == "plan"), None)
         self._last = max([last, *(entry.id for entry in self._entries)])
         self._open = self._entries[-1] if self._entries else None
-        self._changed_entries: dict[str, Entry] = {}
+        self._changed_entries: dict[str, TranscriptEntry] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -116,7 +118,7 @@ class Transcript:
         return None
 
     def call(self, key: Any) -> ToolCallFields:
-        """Return what is known about a tool call."""
+        """Return the known fields of a tool call."""
         entry = self._calls.get(key[:300]) if isinstance(key, str) else None
         return entry.part if entry is not None and entry.part["type"] == "tool_call" else {}
 
@@ -125,18 +127,22 @@ class Transcript:
         self._open = None
 
     def close_calls(self, status: str) -> None:
-        """Set the status of open tool calls, without recording a change: whoever ends the turn writes it."""
+        """Set the status of open tool calls, without recording a change: the caller, which ends the turn, writes it."""
         for entry in self._calls.values():
             if entry.part["type"] == "tool_call" and entry.part["status"] in OPEN_CALLS:
                 entry.part = {**entry.part, "status": status}
 
-    def changes(self) -> Sequence[Entry]:
+    def take_changes(self) -> Sequence[TranscriptEntry]:
         """Return the entries that are new or have changed since the last call, in order."""
         changed, self._changed_entries = list(self._changed_entries.values()), {}
+        for entry in changed:
+            if not entry.new:
+                self.changes_stored += 1
+                self.characters_stored_again += entry.weight
         return changed
 
     def mark_written(self) -> None:
-        """Report that the result of `changes` is written."""
+        """Mark the entries of `take_changes` as written."""
         for entry in self._entries:
             entry.new, entry.changed, entry.delta = False, False, ""
 
@@ -191,7 +197,7 @@ class Transcript:
         }
         if self._plan is None:
             self._plan = self._add_entry(part)
-        else:
+        elif self._plan.part != part:
             self._plan.part = part
             self._set_weight(self._plan, compute_json_size(part))
             self._mark_changed(self._plan)
@@ -207,6 +213,8 @@ class Transcript:
                      "locations": [], "content": [], "input": None, "output": None}  # fmt: skip
             entry = self._calls[key] = self._add_entry(blank)
         fields = _parse_call_fields(update)
+        if all(entry.part.get(name) == new for name, new in fields.items()):
+            return
         # only what changes is measured: a small update of a large call must be cheap
         size = entry.weight + sum(
             compute_json_size(new) - compute_json_size(entry.part.get(name)) for name, new in fields.items()
@@ -220,20 +228,20 @@ class Transcript:
         self._set_weight(entry, size)
         self._mark_changed(entry)
 
-    def _add_entry(self, part: MessagePart) -> Entry:
+    def _add_entry(self, part: MessagePart) -> TranscriptEntry:
         self._last = next_message_id(self._last)
-        entry = Entry(self._last, part)
+        entry = TranscriptEntry(self._last, part)
         self._entries.append(entry)
         self._open = entry
         self._set_weight(entry, compute_json_size(part))
         self._mark_changed(entry)
         return entry
 
-    def _set_weight(self, entry: Entry, weight: int) -> None:
+    def _set_weight(self, entry: TranscriptEntry, weight: int) -> None:
         self.weight += weight - entry.weight
         entry.weight = weight
 
-    def _mark_changed(self, entry: Entry) -> None:
+    def _mark_changed(self, entry: TranscriptEntry) -> None:
         entry.changed = True
         self._changed_entries.setdefault(entry.id, entry)
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from sandyard.kit.bounded_json import count_values
+from sandyard.kit.bounded_json import count_values, is_deeper_than
 from sandyard.kit.text import make_json_storable, make_storable
 
 MAX_LINE_BYTES = 8 << 20
@@ -21,6 +21,8 @@ MAX_VALUES = 100_000
 """Maximum JSON values in a line: each costs much more memory and time than bytes."""
 INVALID_REQUEST, METHOD_NOT_FOUND, TOO_MANY = -32600, -32601, -32000
 UPDATE, CANCEL_REQUEST = "session/update", "$/cancel_request"
+MAX_DEPTH = 100
+"""Maximum nesting of a message, which is stored and has to be shown."""
 MAX_ERROR_LENGTH = 4000
 MAX_KEY_LENGTH = 200
 
@@ -84,6 +86,8 @@ def _parse_object(line: bytes) -> dict[str, Any] | None:
         message = json.loads(
             line.decode("utf-8", "replace"), parse_constant=_reject_constant, parse_float=_parse_finite_float
         )
+        if line.count(b"[") + line.count(b"{") > MAX_DEPTH and is_deeper_than(message, MAX_DEPTH):
+            return None
         if b"\\u" in line:  # only an escape can produce a character that cannot be stored
             message = make_json_storable(message)
     except (ValueError, RecursionError):

@@ -55,17 +55,17 @@ class Agent:
         conversation = Conversation(self._peer, _get_folder(params))
         self._conversations[conversation.name] = conversation
         conversation.keep({"folder": conversation.folder})
-        return {"sessionId": conversation.name, "modes": conversation.modes()}
+        return {"sessionId": conversation.name, "modes": conversation.list_modes()}
 
     def _reopen_session(self, params: "dict[str, Any]", *, replay: bool) -> "dict[str, Any]":
         name = validate_session_id(params.get("sessionId"))
-        there = self._conversations.get(name)
-        if there is not None and there.busy:
+        existing = self._conversations.get(name)
+        if existing is not None and existing.busy:
             raise RpcError(INVALID_REQUEST, "A turn of this session is already running.")
         conversation = Conversation(self._peer, _get_folder(params), name)
         conversation.recall(replay=replay)
         self._conversations[name] = conversation
-        return {"modes": conversation.modes()}
+        return {"modes": conversation.list_modes()}
 
     def _set_mode(self, params: "dict[str, Any]") -> "dict[str, Any]":
         self._get_conversation(params).change_mode(params.get("modeId"))
@@ -86,10 +86,10 @@ class Agent:
 
         def work() -> "dict[str, Any]":
             try:
-                for said_text in texts:
-                    content = {"type": "text", "text": said_text.text}
-                    said = {"sessionUpdate": "user_message_chunk", "content": content}
-                    conversation.keep({"update": said})
+                for text in texts:
+                    content = {"type": "text", "text": text.text}
+                    update = {"sessionUpdate": "user_message_chunk", "content": content}
+                    conversation.keep({"update": update})
                 return {"stopReason": Turn(conversation, self._client).run(texts)}
             finally:
                 conversation.busy = False

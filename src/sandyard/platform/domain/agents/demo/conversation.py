@@ -39,7 +39,7 @@ class Conversation:
         self.remaining: "list[Step]" = []
         self._calls = 0
 
-    def modes(self) -> "dict[str, Any]":
+    def list_modes(self) -> "dict[str, Any]":
         return {"currentModeId": self.mode, "availableModes": MODES}
 
     def change_mode(self, mode: Any) -> None:
@@ -74,7 +74,7 @@ class Conversation:
 
     def keep(self, entry: "dict[str, Any]") -> None:
         """Append an entry to the file. Errors are ignored: the entry will be missing when the conversation is loaded."""
-        path = _conversation_path(self.name)
+        path = _get_path(self.name)
         try:
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
             if not os.path.exists(path) or os.path.getsize(path) < LARGEST:
@@ -86,7 +86,7 @@ class Conversation:
     def recall(self, *, replay: bool) -> None:
         """Restore the state from the file, and repeat its updates to the client if `replay`."""
         try:
-            with open(_conversation_path(self.name), "rb") as file:
+            with open(_get_path(self.name), "rb") as file:
                 entries = [_parse_entry(line) for line in file]
         except OSError:
             raise RpcError(NOT_FOUND, "There is no session " + self.name + ".") from None
@@ -110,7 +110,7 @@ def validate_session_id(name: Any) -> str:
     return name
 
 
-def _conversation_path(name: str) -> str:
+def _get_path(name: str) -> str:
     return os.path.join(os.path.expanduser(FOLDER), name + ".jsonl")
 
 

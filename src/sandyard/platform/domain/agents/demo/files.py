@@ -57,7 +57,7 @@ def content(path: str) -> "str | None":
         with open(path, encoding="utf-8", errors="surrogateescape", newline="") as file:
             return file.read()
     except OSError as error:
-        raise _work_error(path, error) from None
+        raise _make_work_error(path, error) from None
 
 
 def write(path: str, text: str) -> None:
@@ -66,21 +66,21 @@ def write(path: str, text: str) -> None:
         with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
             file.write(text)
     except OSError as error:
-        raise _work_error(path, error) from None
+        raise _make_work_error(path, error) from None
 
 
 def remove(path: str) -> None:
     try:
         os.remove(path)
     except OSError as error:
-        raise _work_error(path, error) from None
+        raise _make_work_error(path, error) from None
 
 
-def _work_error(path: str, error: OSError) -> WorkError:
+def _make_work_error(path: str, error: OSError) -> WorkError:
     return WorkError(repr(path) + ": " + (error.strerror or str(error)) + ".")
 
 
-class Output:
+class TruncatedOutput:
     """Keep the beginning and the end of a command's output."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ def run(
             start_new_session=True,
         )
     except OSError as error:
-        raise _work_error(argv[0], error) from None
+        raise _make_work_error(argv[0], error) from None
     _running.add(child.pid)
     try:
         return _follow_child(child, cancelled, progress)
@@ -128,7 +128,7 @@ def run(
 
 
 def _follow_child(child: Any, cancelled: Event, progress: "Callable[[str], None]") -> "tuple[int, str]":
-    output, said, told, ended, asked = Output(), False, time.monotonic(), 0.0, 0.0
+    output, has_news, reported_at, ended_at, asked_at = TruncatedOutput(), False, time.monotonic(), 0.0, 0.0
     with selectors.DefaultSelector() as selector:
         selector.register(child.stdout, selectors.EVENT_READ)
         while True:
@@ -138,16 +138,16 @@ def _follow_child(child: Any, cancelled: Event, progress: "Callable[[str], None]
                 if not data:
                     break
                 output.add(data)
-                said = True
-            if said and now - told > 0.5:
+                has_news = True
+            if has_news and now - reported_at > 0.5:
                 progress(output.text)
-                said, told = False, now
-            if cancelled.is_set() and (not asked or now - asked > GRACE):
-                _signal(child.pid, signal.SIGKILL if asked else signal.SIGTERM)
-                asked = asked or now
+                has_news, reported_at = False, now
+            if cancelled.is_set() and (not asked_at or now - asked_at > GRACE):
+                _signal(child.pid, signal.SIGKILL if asked_at else signal.SIGTERM)
+                asked_at = asked_at or now
             if child.poll() is not None:
-                ended = ended or now
-                if now - ended > LINGER:
+                ended_at = ended_at or now
+                if now - ended_at > LINGER:
                     break
     while child.poll() is None:  # it has closed its output but still runs
         if cancelled.wait(0.05):

@@ -77,7 +77,7 @@ def parse_prompt(prompt: str) -> Instructions:
             fixes += [instruction, *lines[at:after]]
             at = after
         elif file:
-            verb, path = file.group(1).lower(), _first_group(file.groups()[1:5])
+            verb, path = file.group(1).lower(), _get_first_group(file.groups()[1:5])
             colon, content = file.group(6), file.group(7)
             if not content:
                 block, after = _read_block(lines, at)
@@ -99,10 +99,10 @@ def _parse_line(line: str) -> "Step | None":
     found = _REPLACE.match(line)
     if found:
         old, new = _unescape(found.group(5)), _unescape(found.group(6) or "")
-        return Step("replace", new, _first_group(found.groups()[:4]), old)
+        return Step("replace", new, _get_first_group(found.groups()[:4]), old)
     found = _DELETE.match(line)
     if found:
-        return Step("delete", "", _first_group(found.groups()))
+        return Step("delete", "", _get_first_group(found.groups()))
     found = _VERB_WITH_TEXT.match(line)
     if found:
         verb, text = found.group(1).lower(), found.group(2).strip()
@@ -119,7 +119,7 @@ def _strip_markup(line: str) -> str:
     return line
 
 
-def _first_group(groups: "tuple[str | None, ...]") -> str:
+def _get_first_group(groups: "tuple[str | None, ...]") -> str:
     return next(group for group in groups if group)
 
 

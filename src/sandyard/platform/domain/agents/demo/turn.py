@@ -347,13 +347,13 @@ class Turn:
     def _ask_by_form(self, question: str) -> str:
         field = {"type": "string", "title": question}
         schema = {"type": "object", "properties": {"answer": field}, "required": ["answer"]}
-        told = self._send_request(
+        response = self._send_request(
             "elicitation/create", {"mode": "form", "message": question, "requestedSchema": schema}
         )
-        given = told.get("content")
-        if told.get("action") == "accept" and isinstance(given, dict):
+        given = response.get("content")
+        if response.get("action") == "accept" and isinstance(given, dict):
             return str(given.get("answer", ""))
-        return "(declined)" if told.get("action") == "decline" else "(no answer)"
+        return "(declined)" if response.get("action") == "decline" else "(no answer)"
 
     def _ask_by_choice(self, question: str) -> str:
         options = [
@@ -383,8 +383,8 @@ class Turn:
 
     def _request_choice(self, call: "dict[str, Any]", options: "list[dict[str, str]]") -> str:
         """Return the id of the chosen option, or an empty string."""
-        told = self._send_request("session/request_permission", {"toolCall": call, "options": options})
-        outcome = told.get("outcome")
+        response = self._send_request("session/request_permission", {"toolCall": call, "options": options})
+        outcome = response.get("outcome")
         if not isinstance(outcome, dict) or outcome.get("outcome") != "selected":
             return ""
         return str(outcome.get("optionId", ""))
@@ -392,13 +392,15 @@ class Turn:
     def _send_request(self, method: str, params: "dict[str, Any]") -> "dict[str, Any]":
         conversation = self._conversation
         try:
-            told = conversation.peer.request(method, dict(params, sessionId=conversation.name), conversation.cancelled)
+            response = conversation.peer.request(
+                method, dict(params, sessionId=conversation.name), conversation.cancelled
+            )
         except RpcError as error:
             self._raise_if_cancelled()
             self.say("The request failed: " + error.message + "\n")
             return {}
         self._raise_if_cancelled()
-        return told or {}
+        return response or {}
 
     # ending --------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ _FIXED_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 @cache
-def program() -> bytes:
+def build_program() -> bytes:
     """Return the demo's modules as one file for `python3`. Reproducible: always the same bytes."""
     sources = {"__main__.py": _MAIN.encode()}
     for path in sorted(Path(demo.__file__).parent.glob("*.py")):
@@ -31,7 +31,7 @@ def program() -> bytes:
 
 
 def _make_launch(request: LaunchRequest) -> Launch:
-    content = program()
+    content = build_program()
     path = f"{request.home}/.sandyard/demo-{hashlib.sha256(content).hexdigest()[:16]}.pyz"
     return Launch(argv=("python3", "-I", "-S", path), files={path: content})
 

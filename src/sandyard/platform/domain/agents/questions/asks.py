@@ -14,22 +14,29 @@ from typing import Any
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.platform.db.database import Transaction
 from sandyard.platform.db.models import AgentRun, Ask, Audit, Session, Turn
 from sandyard.platform.db.models.message_parts import ToolCallFields
 from sandyard.platform.domain.agents.acp import wire
 from sandyard.platform.domain.agents.acp.outbox import queue_response
 from sandyard.platform.domain.agents.acp.transcript import limit_json, truncate
-from sandyard.platform.domain.agents.json_columns import AskAnswer, AskDetail, AskOption, Feedback, answer_of, detail_of
+from sandyard.platform.domain.agents.json_columns import (
+    AskAnswer,
+    AskDetail,
+    AskOption,
+    Feedback,
+    get_answer,
+    get_ask_detail,
+)
 from sandyard.platform.domain.agents.model import LIVE_RUNS, PLATFORM, AskKind, AskStatus, TurnStatus
 from sandyard.platform.domain.agents.questions.policy import Decision, Verdicts, find_option
 from sandyard.platform.domain.agents.repository import (
     LockedTurn,
     RunningTurn,
+    get_session_fields,
+    get_turn_fields,
     load_agent_settings,
-    session_fields,
-    turn_fields,
 )
 from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.users.model import Principal
@@ -53,10 +60,10 @@ async def open_permission(
     `known` is what the agent reported about this tool call earlier. Raises UndecidedError before anything is changed.
     """
     given = request.params.get("toolCall")
-    told = {
+    reported = {
         name: value for name, value in (given if isinstance(given, dict) else {}).items() if value or value is False
     }
-    call: dict[str, Any] = {**known, **told}  # an empty field may have been reported earlier
+    call: dict[str, Any] = {**known, **reported}  # an empty field may have been reported earlier
     options = _parse_options(request.params.get("options"))
     settings = (await load_agent_settings(running.tx.session, running.session.project_id)).permissions
     if settings.deny:  # with allow_always the agent would not ask before the next call, which may be denied
@@ -117,7 +124,7 @@ def open_feedback_question(tx: Transaction, session: Session, title: str, feedba
         {"optionId": "decline", "name": "Do not send", "kind": "reject_once"},
     ]
     detail: AskDetail = {"by": PLATFORM, "options": options, "feedback": feedback}
-    ask_id = ordered_id("ask_")
+    ask_id = make_ordered_id("ask_")
     ask = Ask(
         id=ask_id,
         session_id=session.id,
@@ -129,7 +136,7 @@ def open_feedback_question(tx: Transaction, session: Session, title: str, feedba
         created_at=utc_now(),
     )
     tx.add(ask)
-    tx.emit("ask.created", **session_fields(session), **_event_fields(ask))
+    tx.emit("ask.created", **get_session_fields(session), **_get_event_fields(ask))
     return ask
 
 
@@ -143,10 +150,10 @@ async def list_denied_permissions(session: AsyncSession, *which: ColumnElement[b
     """Return the permission requests that no person decided: denied by the project's policy or expired. Oldest first."""
     query = select(Ask).where(Ask.kind == AskKind.PERMISSION, Ask.decided_by.in_(("policy", "timeout")), *which)
     found = await session.scalars(query.order_by(Ask.id))
-    return [ask for ask in found if answer_of(ask).get("decision") == "reject"]
+    return [ask for ask in found if get_answer(ask).get("decision") == "reject"]
 
 
-def replacement_turn_key(ask: Ask) -> str:
+def make_replacement_turn_key(ask: Ask) -> str:
     """Return the key of the turn that tells the agent what to do instead of the denied action."""
     return f"{ask.id}:message"
 
@@ -154,7 +161,7 @@ def replacement_turn_key(ask: Ask) -> str:
 async def find_replacement_turn(session: AsyncSession, turn_id: str) -> Turn | None:
     """Return the last turn in which somebody told the agent what to do instead of an action denied in this turn."""
     query = select(Ask).where(Ask.turn_id == turn_id, Ask.kind == AskKind.PERMISSION, Ask.decided_by == "person")
-    keys = [replacement_turn_key(ask) for ask in await session.scalars(query)]
+    keys = [make_replacement_turn_key(ask) for ask in await session.scalars(query)]
     if not keys:
         return None
     found = await session.scalars(select(Turn).where(Turn.key.in_(keys)).order_by(Turn.number.desc()).limit(1))
@@ -169,7 +176,7 @@ def describe_denial(asks: Sequence[Ask]) -> str:
     others = "" if not more else f" ({more} more)"
     if last.decided_by == "timeout":
         return f"The agent was denied permission for “{title}”{others}, because nobody answered in time."
-    return f"The agent was denied permission for “{title}”{others}. {detail_of(last).get('reason') or ''}".rstrip()
+    return f"The agent was denied permission for “{title}”{others}. {get_ask_detail(last).get('reason') or ''}".rstrip()
 
 
 async def list_overruled_patterns(tx: Transaction, session_id: str) -> set[str]:
@@ -183,8 +190,8 @@ def overrule(tx: Transaction, session: Session, ask: Ask, caller: Principal) -> 
     ask.decided_by, ask.user_id = OVERRULED, caller.user_id
     tx.emit(
         "ask.overruled",
-        **session_fields(session),
-        **_event_fields(ask),
+        **get_session_fields(session),
+        **_get_event_fields(ask),
         decidedBy=OVERRULED,
         pattern=ask.detail["pattern"],
     )
@@ -204,7 +211,7 @@ def overrule(tx: Transaction, session: Session, ask: Ask, caller: Principal) -> 
 
 def _create_ask(running: RunningTurn, key: str, kind: AskKind, title: str, detail: AskDetail) -> Ask:
     ask = Ask(
-        id=ordered_id("ask_"),
+        id=make_ordered_id("ask_"),
         session_id=running.session.id,
         turn_id=running.turn.id,
         run_id=running.run.id,
@@ -222,10 +229,10 @@ def _create_ask(running: RunningTurn, key: str, kind: AskKind, title: str, detai
 def _ask_person(running: RunningTurn, ask: Ask, seconds: int | None) -> None:
     tx, session, turn = running.tx, running.session, running.turn
     ask.expires_at = None if seconds is None else ask.created_at + timedelta(seconds=seconds)
-    tx.emit("ask.created", **session_fields(session), **_event_fields(ask))
+    tx.emit("ask.created", **get_session_fields(session), **_get_event_fields(ask))
     if turn.status != TurnStatus.WAITING:
         turn.status = TurnStatus.WAITING
-        tx.emit("turn.waiting", **session_fields(session), **turn_fields(turn), askId=ask.id)
+        tx.emit("turn.waiting", **get_session_fields(session), **get_turn_fields(turn), askId=ask.id)
 
 
 def close_ask(
@@ -252,7 +259,11 @@ def close_ask(
     if not is_platform_question(ask) and run is not None and run.status in LIVE_RUNS:
         queue_response(tx, run, ask.request, result)
     tx.emit(
-        f"ask.{status}", **session_fields(session), **_event_fields(ask), answer=limit_json(answer, 4000), decidedBy=by
+        f"ask.{status}",
+        **get_session_fields(session),
+        **_get_event_fields(ask),
+        answer=limit_json(answer, 4000),
+        decidedBy=by,
     )
     tx.add(
         Audit(
@@ -269,7 +280,7 @@ def close_ask(
                 "title": ask.title[:300],
                 "sessionId": session.id,
                 "turnId": ask.turn_id,
-                "reason": detail_of(ask).get("reason"),
+                "reason": get_ask_detail(ask).get("reason"),
             },
         )
     )
@@ -284,7 +295,7 @@ def _build_result(
             return {"action": "accept", "content": content}, {"action": "accept", "content": content}
         action = "cancel" if decision is None else "decline"
         return {"action": action}, {"action": action}
-    options = detail_of(ask).get("options") or []
+    options = get_ask_detail(ask).get("options") or []
     option = next(
         (candidate for candidate in options if option_id is not None and candidate["optionId"] == option_id), None
     )
@@ -292,8 +303,8 @@ def _build_result(
         option = find_option(options, decision)
     if option is None:
         return {"outcome": "cancelled", "decision": decision}, _NO_OPTION
-    told = {"outcome": {"outcome": "selected", "optionId": option["optionId"]}}
-    return {"outcome": "selected", "optionId": option["optionId"], "kind": option["kind"], "decision": decision}, told
+    result = {"outcome": {"outcome": "selected", "optionId": option["optionId"]}}
+    return {"outcome": "selected", "optionId": option["optionId"], "kind": option["kind"], "decision": decision}, result
 
 
 async def list_pending(tx: Transaction, turn: Turn) -> list[Ask]:
@@ -341,7 +352,7 @@ async def resume_turn(locked: LockedTurn) -> None:
         turn.status = TurnStatus.RUNNING
         turn.active_at = utc_now()
         turn.stuck_at = None
-        tx.emit("turn.resumed", **session_fields(locked.session), **turn_fields(turn))
+        tx.emit("turn.resumed", **get_session_fields(locked.session), **get_turn_fields(turn))
 
 
 def _parse_options(given: Any) -> list[AskOption]:
@@ -358,14 +369,14 @@ def _parse_options(given: Any) -> list[AskOption]:
 
 def is_platform_question(ask: Ask) -> bool:
     """Return whether the platform itself asks, and not the agent."""
-    return detail_of(ask).get("by") == PLATFORM
+    return get_ask_detail(ask).get("by") == PLATFORM
 
 
-def _event_fields(ask: Ask) -> dict[str, Any]:
+def _get_event_fields(ask: Ask) -> dict[str, Any]:
     return {
         "askId": ask.id,
         "turnId": ask.turn_id,
         "askKind": ask.kind,
         "title": ask.title[:1000],
-        "options": detail_of(ask).get("options", [])[:10],
+        "options": get_ask_detail(ask).get("options", [])[:10],
     }

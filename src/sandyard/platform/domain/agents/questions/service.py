@@ -12,15 +12,15 @@ from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import AgentRun, Ask, Project, Session, Turn
 from sandyard.platform.db.models.message_parts import MessagePart, TextPart
 from sandyard.platform.domain.agents.errors import AskOverError
-from sandyard.platform.domain.agents.json_columns import AskOption, answer_of, detail_of
+from sandyard.platform.domain.agents.json_columns import AskOption, get_answer, get_ask_detail
 from sandyard.platform.domain.agents.model import AskKind, AskStatus
 from sandyard.platform.domain.agents.questions.asks import (
     OVERRULED,
     SEND,
     close_ask,
     is_platform_question,
+    make_replacement_turn_key,
     overrule,
-    replacement_turn_key,
     resume_turn,
 )
 from sandyard.platform.domain.agents.questions.policy import Decision, find_option
@@ -42,6 +42,8 @@ class TurnQueue(Protocol):
 
 
 class Asks:
+    """The requests of agents that people answer. Callers see those of their sessions and projects."""
+
     def __init__(self, database: Database, turns: TurnQueue) -> None:
         self._database = database
         self._turns = turns
@@ -96,9 +98,8 @@ class Asks:
             if ask is not None and (session := await tx.session.get(Session, ask.session_id)) is not None:
                 await require_project_access(tx.session, caller, session)
             if ask is not None and message is not None:
-                await tx.session.get(
-                    Session, ask.session_id, with_for_update=True
-                )  # lock the session before its turns, as `prompt` does
+                # Lock the session before its turns, in the same order as `prompt`.
+                await tx.session.get(Session, ask.session_id, with_for_update=True)
             if ask is not None and ask.run_id is None:
                 return await self._answer_platform_question(tx, caller, ask, option_id, decision)
             locked = await lock_turn(tx, ask.turn_id) if ask is not None and ask.turn_id is not None else None
@@ -119,10 +120,10 @@ class Asks:
                 caller=caller,
             )
             if message is not None:
-                words: TextPart = {"type": "text", "text": message}
-                await self._turns.queue_turn(tx, caller, locked.session, [words], key=replacement_turn_key(ask))
+                part: TextPart = {"type": "text", "text": message}
+                await self._turns.queue_turn(tx, caller, locked.session, [part], key=make_replacement_turn_key(ask))
             await resume_turn(locked)
-            stop = is_platform_question(ask) and answer_of(ask).get("optionId") == "stop"
+            stop = is_platform_question(ask) and get_answer(ask).get("optionId") == "stop"
         if stop and ask.turn_id is not None:
             await self._turns.cancel(caller, ask.turn_id)
         self._turns.nudge(ask.session_id)
@@ -145,7 +146,7 @@ class Asks:
                 require_owner(caller, project)
             if ask.decided_by == OVERRULED:
                 return ask
-            if ask.decided_by != "policy" or "pattern" not in detail_of(ask):
+            if ask.decided_by != "policy" or "pattern" not in get_ask_detail(ask):
                 raise ConflictError("This request was not denied by the project's policy.")
             overrule(tx, session, ask, caller)
         return ask
@@ -153,14 +154,14 @@ class Asks:
     async def _answer_platform_question(
         self, tx: Transaction, caller: Principal, ask: Ask, option_id: str | None, decision: Decision | None
     ) -> Ask:
-        """Answer a question of the platform that belongs to no turn. Whoever asked it follows the event of the answer."""
+        """Answer a question of the platform that belongs to no turn. The code that asked it reacts to the answer's event."""
         await tx.session.refresh(ask, with_for_update=True)
         session = await tx.session.get(Session, ask.session_id)
         if session is None or ask.status != AskStatus.PENDING:
             raise AskOverError
         project = await tx.session.get(Project, session.project_id) if session.project_id is not None else None
-        sends = option_id == SEND or decision in ("allow", "allow_always")
-        if sends and project is not None and project.archived_at is not None:
+        resumes_agent = option_id == SEND or decision in ("allow", "allow_always")
+        if resumes_agent and project is not None and project.archived_at is not None:
             raise ConflictError(f"Project {project.id} is archived, so nothing is sent to its agents.")
         status = AskStatus.ANSWERED
         close_ask(tx, session, None, ask, status, by="person", decision=decision, option_id=option_id, caller=caller)
@@ -171,14 +172,14 @@ def _validate_answer(
     ask: Ask, option_id: str | None, decision: Decision | None, content: dict[str, Any] | None, message: str | None
 ) -> None:
     """Raise InvalidInputError, naming the valid answers, if the request cannot be answered like this."""
-    options = detail_of(ask).get("options") or []
+    options = get_ask_detail(ask).get("options") or []
     names = ", ".join(repr(option["optionId"]) for option in options)
     if sum(value is not None for value in (option_id, decision, content)) != 1:
         raise InvalidInputError("Answer with one of optionId, decision or content.")
-    form = ask.kind == AskKind.QUESTION and not is_platform_question(ask)
-    if content is not None and not form:
+    has_form = ask.kind == AskKind.QUESTION and not is_platform_question(ask)
+    if content is not None and not has_form:
         raise InvalidInputError("content: this request has no form. Answer with optionId or decision.")
-    if form and (option_id is not None or decision in ("allow", "allow_always")):
+    if has_form and (option_id is not None or decision in ("allow", "allow_always")):
         raise InvalidInputError("This request has a form. Answer with content, or deny it with decision: reject.")
     if option_id is not None and all(option["optionId"] != option_id for option in options):
         raise InvalidInputError(f"optionId: there is no such option. Available: {names}.")
@@ -186,7 +187,7 @@ def _validate_answer(
         raise InvalidInputError(
             "message: only allowed with a denied permission. Deny the request, or leave the message out."
         )
-    if not form and decision in ("allow", "allow_always") and find_option(options, decision) is None:
+    if not has_form and decision in ("allow", "allow_always") and find_option(options, decision) is None:
         raise InvalidInputError(f"decision: the agent offers no such option. Available: {names}.")
 
 

@@ -31,15 +31,15 @@ from sandyard.platform.domain.agents.acp.outbox import (
     take_pending_request,
 )
 from sandyard.platform.domain.agents.acp.transcript import (
-    Entry,
     Transcript,
+    TranscriptEntry,
     limit_json,
     split_into_deltas,
     to_event_part,
     truncate,
 )
 from sandyard.platform.domain.agents.errors import AgentFailedError, RunBrokenError, RunGoneError
-from sandyard.platform.domain.agents.json_columns import change_options, options_of
+from sandyard.platform.domain.agents.json_columns import change_options, get_run_options
 from sandyard.platform.domain.agents.model import RunStatus, TurnStatus
 from sandyard.platform.domain.agents.questions import asks
 from sandyard.platform.domain.agents.questions.policy import UndecidedError, Verdicts
@@ -47,16 +47,16 @@ from sandyard.platform.domain.agents.repository import (
     RunningTurn,
     find_last_message_id,
     find_turn_of_run,
-    session_fields,
-    turn_fields,
+    get_session_fields,
+    get_turn_fields,
 )
 from sandyard.platform.domain.agents.runner.deps import AgentRunnerDeps
 from sandyard.platform.domain.agents.runner.outcomes import (
     add_notice,
-    closed_call_status,
     finish_answered_turn,
     finish_rejected_turn,
     finish_run,
+    get_closed_call_status,
 )
 from sandyard.platform.domain.mcp_servers.model import SERVER_FAILED
 from sandyard.platform.domain.models.faults import Fault
@@ -176,7 +176,7 @@ class MessageHandler:
 
     def _find_answer_start(self, run: AgentRun, turn: Turn | None) -> float:
         """Return the offset in the output up to which text is not an answer, because the agent had not been prompted."""
-        prompted = options_of(run).get("prompted")
+        prompted = get_run_options(run).get("prompted")
         if prompted is None:  # a run of an earlier version may have been prompted already
             return 0 if turn is not None and turn.request is not None else math.inf
         read_before = self._output_before(prompted)
@@ -212,7 +212,7 @@ class MessageHandler:
             if run is None or session is None:
                 return
             turn = await find_turn_of_run(tx.session, run.id, for_update=True)
-            prompted = options_of(run).get("prompted")
+            prompted = get_run_options(run).get("prompted")
             read_before = self._output_before(prompted) if prompted is not None else None
             await finish_run(
                 tx,
@@ -254,10 +254,10 @@ class MessageHandler:
         ends its turn."""
         async with self._deps.database.reading() as session:
             run = await session.get(AgentRun, self._run_id)
-        names = options_of(run).get("mcpCommands", []) if run is not None else []
+        names = get_run_options(run).get("mcpCommands", []) if run is not None else []
         if run is None or not names or self._read_server_exits is None:
             return {}
-        pending = options_of(run).get("pending", {})
+        pending = get_run_options(run).get("pending", {})
         if not any(pending.get(str(response_id)) in (*_OPENING_METHODS, "session/prompt") for response_id in responses):
             return {}
         return await self._read_server_exits(names)
@@ -325,7 +325,7 @@ class _Batch:
         self.turn.active_at = utc_now()
         if self.turn.stuck_at is not None and self.turn.error_code != client.WAKING:
             self.turn.stuck_at = None
-            self.tx.emit("turn.unstuck", **session_fields(self.session), **turn_fields(self.turn))
+            self.tx.emit("turn.unstuck", **get_session_fields(self.session), **get_turn_fields(self.turn))
             await asks.withdraw_stuck_question(self._running_turn(self.turn))
 
     def _apply_update(self, params: dict[str, Any], *, startup: bool) -> None:
@@ -351,7 +351,7 @@ class _Batch:
         """Store the text outside of the transcript, because it answers no prompt."""
         content = update.get("content")
         text = content.get("text") if isinstance(content, dict) else None
-        known = options_of(self.run).get("startupOutput", "")
+        known = get_run_options(self.run).get("startupOutput", "")
         if isinstance(text, str) and len(known) < STARTUP_LIMIT:
             change_options(self.run, {"startupOutput": truncate(known + text, STARTUP_LIMIT)})
 
@@ -413,14 +413,14 @@ class _Batch:
         """Report MCP servers that the agent was not given or cannot start."""
         if (unsupported := mcp.describe_unsupported_servers(self.run)) is not None:
             await add_notice(self._running_turn(turn), mcp.UNSUPPORTED, unsupported)
-        for name, command in options_of(self.run).get("mcpMissing", {}).items():
+        for name, command in get_run_options(self.run).get("mcpMissing", {}).items():
             await add_notice(self._running_turn(turn), SERVER_FAILED, mcp.describe_missing_command(name, command))
         await self._report_exited_servers(turn)
 
     async def _report_exited_servers(self, turn: Turn) -> None:
         """Report MCP servers that have exited, each once for a start of the agent."""
         for name, text in self.facts.server_exits.items():
-            unreported = options_of(self.run).get("mcpCommands", [])
+            unreported = get_run_options(self.run).get("mcpCommands", [])
             if name in unreported:
                 await add_notice(self._running_turn(turn), SERVER_FAILED, text)
                 change_options(self.run, {"mcpCommands": [server for server in unreported if server != name]})
@@ -431,14 +431,14 @@ class _Batch:
             usage = {**usage, "agent": limit_json(response.result["usage"], 4000)}
         if turn.error_code == client.WAKING and turn.cancel_at is None:
             turn.request = turn.stuck_at = None  # `advance` prompts it to continue
-            self.tx.emit("turn.unstuck", **session_fields(self.session), **turn_fields(turn))
+            self.tx.emit("turn.unstuck", **get_session_fields(self.session), **get_turn_fields(turn))
         elif isinstance(response, wire.ErrorResponse):
             await finish_rejected_turn(self._running_turn(turn), response.message, usage, self.fault)
         else:
             reason = str(response.result.get("stopReason") or "end_turn")[:100]
             await finish_answered_turn(self._running_turn(turn), reason, usage, self.fault if self.idle else None)
-        if TurnStatus(turn.status).over:
-            self.transcript.close_calls(closed_call_status(TurnStatus(turn.status)))
+        if TurnStatus(turn.status).is_final:
+            self.transcript.close_calls(get_closed_call_status(TurnStatus(turn.status)))
             self.turn = None
 
     async def _handle_error(self, method: str, error: wire.ErrorResponse) -> None:
@@ -457,7 +457,7 @@ class _Batch:
     # messages ------------------------------------------------------------------------------------------------------------
 
     async def write(self) -> None:
-        for entry in self.transcript.changes():
+        for entry in self.transcript.take_changes():
             if entry.new:
                 self._create_message(entry)
                 entry.new = False
@@ -465,7 +465,7 @@ class _Batch:
                 await self._update_message(entry)
             entry.delta, entry.changed = "", False
 
-    def _create_message(self, entry: Entry) -> None:
+    def _create_message(self, entry: TranscriptEntry) -> None:
         part, rest = to_event_part(entry.part), list[str]()
         if entry.delta and len(pieces := split_into_deltas(entry.delta)) <= MAX_DELTAS:
             part, rest = {**entry.part, "text": pieces[0]}, list(pieces[1:])
@@ -482,7 +482,7 @@ class _Batch:
         for piece in rest:
             self._emit("message.delta", entry, text=piece)
 
-    async def _update_message(self, entry: Entry) -> None:
+    async def _update_message(self, entry: TranscriptEntry) -> None:
         changed = update(Message).where(Message.id == entry.id).values(parts=[entry.part], updated_at=utc_now())
         await self.tx.session.execute(changed)
         pieces = split_into_deltas(entry.delta)
@@ -492,8 +492,8 @@ class _Batch:
         else:
             self._emit("message.updated", entry, part=to_event_part(entry.part))
 
-    def _emit(self, kind: str, entry: Entry, **data: Any) -> None:
-        self.tx.emit(kind, **session_fields(self.session), messageId=entry.id, turnId=self.turn_id, **data)
+    def _emit(self, kind: str, entry: TranscriptEntry, **data: Any) -> None:
+        self.tx.emit(kind, **get_session_fields(self.session), messageId=entry.id, turnId=self.turn_id, **data)
 
 
 def _is_work(message: wire.Incoming) -> bool:

@@ -23,8 +23,8 @@ from sandyard.platform.domain.agents.repository import (
     LockedTurn,
     RunningTurn,
     find_last_message_id,
-    session_fields,
-    turn_fields,
+    get_session_fields,
+    get_turn_fields,
 )
 from sandyard.platform.domain.models.faults import FAULT_CODES, Fault
 from sandyard.platform.domain.sandboxes.model import utc_now
@@ -50,7 +50,7 @@ async def finish_turn(
 ) -> None:
     """End a turn with this status. Idempotent: a turn that is over is not changed."""
     tx, session, turn = locked.tx, locked.session, locked.turn
-    if TurnStatus(turn.status).over:
+    if TurnStatus(turn.status).is_final:
         return
     await cancel_pending(locked)
     turn.status, turn.stop_reason = status, stop_reason
@@ -60,11 +60,17 @@ async def finish_turn(
     turn.usage = {**turn.usage, **(usage or {})}
     if error is not None:
         await add_notice(locked, code or str(status), error)
-    await _close_calls(locked, closed_call_status(status))
-    tx.emit(f"turn.{status}", **session_fields(session), **turn_fields(turn), stopReason=stop_reason, usage=turn.usage)
+    await _close_calls(locked, get_closed_call_status(status))
+    tx.emit(
+        f"turn.{status}",
+        **get_session_fields(session),
+        **get_turn_fields(turn),
+        stopReason=stop_reason,
+        usage=turn.usage,
+    )
 
 
-def closed_call_status(status: TurnStatus) -> str:
+def get_closed_call_status(status: TurnStatus) -> str:
     """Return the status of tool calls that were open when a turn ended with this status."""
     return "failed" if status is TurnStatus.FAILED else "cancelled"
 
@@ -83,7 +89,7 @@ async def _close_calls(locked: LockedTurn, status: str) -> None:
         row.parts, row.updated_at = [{**part, "status": status}], utc_now()
         tx.emit(
             "message.updated",
-            **session_fields(session),
+            **get_session_fields(session),
             messageId=row.id,
             turnId=turn.id,
             part=to_event_part(row.parts[0]),
@@ -112,7 +118,7 @@ async def finish_answered_turn(
     elif stop_reason in _LIMIT_NOTICES:
         await add_notice(running, stop_reason, _LIMIT_NOTICES[stop_reason])
     elif fault is not None:  # some agents end the turn as if it were completed
-        status, error, code = TurnStatus.FAILED, fault.sentence, fault.code
+        status, error, code = TurnStatus.FAILED, fault.message, fault.code
     await finish_turn(running, status, stop_reason=stop_reason, error=error, code=code, usage=usage)
 
 
@@ -122,7 +128,7 @@ async def finish_rejected_turn(running: RunningTurn, words: str, usage: TurnUsag
     if turn.cancel_at is not None:
         status, error, code = _resolve_stop(turn)
     elif fault is not None:
-        status, error, code = TurnStatus.FAILED, fault.sentence, fault.code
+        status, error, code = TurnStatus.FAILED, fault.message, fault.code
     else:
         status, code = TurnStatus.FAILED, AgentFailedError.code
         error = f"The agent returned an error: {words}"
@@ -161,23 +167,27 @@ async def finish_run(
     run.status, run.exit_code, run.ended_at = status, exit_code, utc_now()
     run.error, run.error_code = None if error is None else truncate(make_storable(error), 8000), wanted or code
     tx.emit(
-        "agent.ended", **session_fields(session), runId=run.id, exitCode=exit_code, error=run.error and run.error[:1000]
+        "agent.ended",
+        **get_session_fields(session),
+        runId=run.id,
+        exitCode=exit_code,
+        error=run.error and run.error[:1000],
     )
-    if turn is None or TurnStatus(turn.status).over:
+    if turn is None or TurnStatus(turn.status).is_final:
         return
     locked = LockedTurn(tx, session, run, turn)
     if turn.cancel_at is not None:
-        stopped, sentence, why = _resolve_stop(turn)
-        await finish_turn(locked, stopped, error=sentence, code=why, usage=usage)
+        stopped, error, why = _resolve_stop(turn)
+        await finish_turn(locked, stopped, error=error, code=why, usage=usage)
     elif turn.error_code == WAKING or wanted is not None:
         await cancel_pending(locked)
         turn.run_id = turn.request = turn.stuck_at = None  # the next process starts its own timeouts
         turn.status = TurnStatus.RUNNING
     else:
-        said = error or f"The agent's process ended unexpectedly with exit code {exit_code}."
+        message = error or f"The agent's process ended unexpectedly with exit code {exit_code}."
         tail = make_storable(stderr).strip()
-        said = f"{said} Its error output ended with:\n{tail[-2000:]}" if tail else said
-        await finish_turn(locked, TurnStatus.FAILED, error=said, code=code or AgentDiedError.code, usage=usage)
+        message = f"{message} Its error output ended with:\n{tail[-2000:]}" if tail else message
+        await finish_turn(locked, TurnStatus.FAILED, error=message, code=code or AgentDiedError.code, usage=usage)
 
 
 async def add_notice(locked: LockedTurn, code: str, text: str) -> None:
@@ -196,7 +206,7 @@ async def add_notice(locked: LockedTurn, code: str, text: str) -> None:
     tx.add(message)
     tx.emit(
         "message.created",
-        **session_fields(session),
+        **get_session_fields(session),
         messageId=message.id,
         role="system",
         by=None,

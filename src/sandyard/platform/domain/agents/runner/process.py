@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from sqlalchemy import select
 
 from sandyard.kit.errors import SandyardError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.db.models import AgentInput, AgentRun, Checkout, GitOperation, McpServer, Sandbox, Session, Turn
@@ -34,10 +34,10 @@ from sandyard.platform.domain.agents.errors import (
     SandboxRestartedError,
 )
 from sandyard.platform.domain.agents.installation import put_files
-from sandyard.platform.domain.agents.json_columns import change_options, options_of
+from sandyard.platform.domain.agents.json_columns import change_options, get_run_options
 from sandyard.platform.domain.agents.model import LIVE_RUNS, RunStatus
 from sandyard.platform.domain.agents.profiles.model import LaunchRequest, Profile, list_asking_modes
-from sandyard.platform.domain.agents.repository import load_agent_settings, session_fields
+from sandyard.platform.domain.agents.repository import get_session_fields, load_agent_settings
 from sandyard.platform.domain.agents.runner.deps import AgentRunnerDeps
 from sandyard.platform.domain.agents.runner.message_handler import MessageHandler
 from sandyard.platform.domain.agents.runner.outcomes import REPLACED
@@ -54,7 +54,7 @@ from sandyard.platform.domain.sandboxes.e2b import (
     SandboxNotFoundError,
     SandboxNotRunningError,
 )
-from sandyard.platform.domain.sandboxes.model import Status, utc_now
+from sandyard.platform.domain.sandboxes.model import SANDBOX_LOST, Status, utc_now
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -79,7 +79,7 @@ async def create_run(deps: AgentRunnerDeps, session: Session, turn: Turn, profil
     """Create the row of a new run with its `initialize` request, before anything is done in the sandbox."""
     assert session.sandbox_id is not None
     run = AgentRun(
-        id=ordered_id(RUN_PREFIX),
+        id=make_ordered_id(RUN_PREFIX),
         session_id=session.id,
         sandbox_id=session.sandbox_id,
         agent=profile.name,
@@ -105,7 +105,12 @@ async def create_run(deps: AgentRunnerDeps, session: Session, turn: Turn, profil
         if known is not None and known.request is None:
             known.run_id = run.id
         tx.emit(
-            "agent.starting", **session_fields(session), runId=run.id, agent=run.agent, model=run.model, turnId=turn.id
+            "agent.starting",
+            **get_session_fields(session),
+            runId=run.id,
+            agent=run.agent,
+            model=run.model,
+            turnId=turn.id,
         )
     return run
 
@@ -123,7 +128,7 @@ class AgentProcess:
         self.run_id = run.id
         self.sandbox_id = run.sandbox_id
         self._row = run
-        self._served = options_of(run).get("served", False)
+        self._served = get_run_options(run).get("served", False)
         self._initial_input_size = 0
         self._output = OutputReader(
             deps.database, deps.files, run.id, run.consumed, self._handle_lines, kept=deps.settings.output_kept
@@ -216,7 +221,7 @@ class AgentProcess:
         if profile.install is not None:
             await deps.install(engine, engine_id, profile, deps.settings, self._report_progress)
         endpoint = await deps.models.open_endpoint(self._session, sandbox, profile, self._row.model)
-        asks = options_of(self._row).get("strictness", "none") != "none"
+        asks = get_run_options(self._row).get("strictness", "none") != "none"
         wanted = LaunchRequest(HOME, folder, self._row.model, self._session.mode, endpoint, asks)
         launch = profile.launch(wanted)
         servers, entries = await self._load_mcp_servers(sandbox)
@@ -313,7 +318,7 @@ class AgentProcess:
                 )
                 last = (await session.scalars(own.order_by(GitOperation.id.desc()).limit(1))).first()
                 checkout = await session.get(Checkout, sandbox.id)
-            if last is not None and not OperationStatus(last.status).over:
+            if last is not None and not OperationStatus(last.status).is_final:
                 await self._deps.git.operations.wait(last.id)
             elif checkout is not None:
                 return checkout.folder
@@ -328,7 +333,11 @@ class AgentProcess:
     async def _emit_progress(self, what: str) -> None:
         async with self._deps.database.transaction() as tx:
             tx.emit(
-                "agent.installing", **session_fields(self._session), runId=self.run_id, agent=self._row.agent, what=what
+                "agent.installing",
+                **get_session_fields(self._session),
+                runId=self.run_id,
+                agent=self._row.agent,
+                what=what,
             )
 
     # following ---------------------------------------------------------------------------------------------------------
@@ -341,7 +350,7 @@ class AgentProcess:
             if row.status in (Status.ERROR, Status.DESTROYED) or row.destroy_requested_at is not None:
                 reason = row.error or "The sandbox was deleted."
                 await self._finish_run(
-                    RunStatus.LOST, error=f"The agent's sandbox no longer exists. {reason}", code="sandbox_lost"
+                    RunStatus.LOST, error=f"The agent's sandbox no longer exists. {reason}", code=SANDBOX_LOST
                 )
                 return
             if row.status != Status.RUNNING or row.engine_id is None:
@@ -445,7 +454,7 @@ class AgentProcess:
 
     async def record_loss(self, reason: str) -> None:
         """Record the run as lost: its end is unknown."""
-        await self._finish_run(RunStatus.LOST, error=reason, code="sandbox_lost")
+        await self._finish_run(RunStatus.LOST, error=reason, code=SANDBOX_LOST)
 
     async def _kill_process(self) -> bool:
         """End the process if it can be reached without waking its sandbox. Returns False if it could not be reached."""

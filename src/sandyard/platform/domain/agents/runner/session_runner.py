@@ -22,10 +22,10 @@ from sandyard.platform.domain.agents.model import RunStatus, TurnStatus
 from sandyard.platform.domain.agents.repository import (
     SessionState,
     find_open_turn,
+    get_session_fields,
+    get_turn_fields,
     load_session_state,
     lock_turn,
-    session_fields,
-    turn_fields,
 )
 from sandyard.platform.domain.agents.runner.deps import AgentRunnerDeps
 from sandyard.platform.domain.agents.runner.outcomes import finish_turn
@@ -57,12 +57,12 @@ _INTERNAL = "Internal error; see the platform's log."
 
 
 class SessionRunner:
-    """Run one session. `run` returns, with `over` set, when there is no turn and no process to follow."""
+    """Run one session. `run` returns, with `has_ended` set, when there is no turn and no process to follow."""
 
     def __init__(self, deps: AgentRunnerDeps, session_id: str) -> None:
         self._deps = deps
         self.session_id = session_id
-        self.over = False
+        self.has_ended = False
         self.paused_by_platform = False
         self.ending: asyncio.Future[None] | None = None  # set when the process is to be ended
         self._nudged = asyncio.Event()
@@ -105,13 +105,13 @@ class SessionRunner:
                         await self._fail_turn(_INTERNAL, "internal")
                     await asyncio.sleep(TICK_S)
                 if not busy and not self._nudged.is_set():
-                    self.over = True
+                    self.has_ended = True
                     return
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._tick):
                         await self._nudged.wait()
         finally:
-            self.over = True
+            self.has_ended = True
             self._release_sandbox()
             if self._task is not None:
                 await end_tasks(self._task)
@@ -231,14 +231,14 @@ class SessionRunner:
             session, known = locked.session, locked.turn
             known.status, known.started_at, known.active_at = TurnStatus.RUNNING, utc_now(), utc_now()
             known.run_id = run.id if run is not None else None
-            tx.emit("turn.started", **session_fields(session), **turn_fields(known))
+            tx.emit("turn.started", **get_session_fields(session), **get_turn_fields(known))
             if run is not None:
                 await advance(tx, session, run, known)
         if self._process is not None:
             self._process.deliver()
 
     async def _check_requester(self, session: Session, turn: Turn) -> None:
-        """Raise OwnerWithoutAccessError if whoever wrote the prompt was disabled or has left the project since."""
+        """Raise OwnerWithoutAccessError if the author of the prompt was disabled or has left the project since."""
         if turn.user_id is None:
             return
         lost = has_lost_access(literal(turn.user_id), literal(session.project_id, String()))
@@ -363,12 +363,12 @@ class SessionRunner:
             "The session now has another sandbox."
         )
 
-    async def _fail_turn(self, sentence: str, code: str) -> None:
+    async def _fail_turn(self, message: str, code: str) -> None:
         async with self._deps.database.transaction() as tx:
             turn = await find_open_turn(tx.session, self.session_id)
             locked = await lock_turn(tx, turn.id) if turn is not None else None
             if locked is not None:
-                await finish_turn(locked, TurnStatus.FAILED, error=sentence, code=code)
+                await finish_turn(locked, TurnStatus.FAILED, error=message, code=code)
 
     # holding -----------------------------------------------------------------------------------------------------------
 

@@ -20,10 +20,10 @@ from sandyard.platform.domain.agents.questions.asks import close_ask, open_stuck
 from sandyard.platform.domain.agents.questions.policy import Decision
 from sandyard.platform.domain.agents.repository import (
     RunningTurn,
+    get_session_fields,
+    get_turn_fields,
     load_agent_settings,
     lock_turn,
-    session_fields,
-    turn_fields,
 )
 from sandyard.platform.domain.agents.runner.deps import AgentRunnerDeps
 from sandyard.platform.domain.sandboxes.e2b import SandboxEngine
@@ -107,7 +107,9 @@ async def check_activity(deps: AgentRunnerDeps, watch: InactivityWatch, sandbox:
         if known.status != TurnStatus.RUNNING or known.request is None or known.stuck_at is not None:
             return False
         known.stuck_at = utc_now()
-        tx.emit("turn.stuck", **session_fields(locked.session), **turn_fields(known), whenStuck=settings.when_stuck)
+        tx.emit(
+            "turn.stuck", **get_session_fields(locked.session), **get_turn_fields(known), whenStuck=settings.when_stuck
+        )
         if settings.when_stuck == "ask":
             open_stuck_question(RunningTurn(tx, locked.session, locked.run, known), settings.stuck_minutes)
         elif settings.when_stuck in ("wake", "stop"):

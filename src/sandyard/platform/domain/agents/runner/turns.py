@@ -11,7 +11,8 @@ from sqlalchemy import delete, func, or_, select
 
 from sandyard.kit.clock import Clock
 from sandyard.kit.errors import ConflictError, NotFoundError, SandyardError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.hidden_characters import make_one_line
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import make_json_storable
@@ -26,10 +27,10 @@ from sandyard.platform.domain.agents.questions.asks import cancel_pending, resum
 from sandyard.platform.domain.agents.repository import (
     find_last_message_id,
     find_live_run,
+    get_session_fields,
+    get_turn_fields,
     load_agent_settings,
     lock_turn,
-    session_fields,
-    turn_fields,
 )
 from sandyard.platform.domain.agents.runner.deps import AgentRunnerDeps, Installer, ModelAccess, Profiles
 from sandyard.platform.domain.agents.runner.outcomes import OVER_BUDGET, add_notice, finish_turn
@@ -153,7 +154,7 @@ class AgentTurns:
             row.mode = mode
         if row.title == UNTITLED and origin is Origin.PERSON and (title := make_title(parts)):
             row.title = title
-            tx.emit("session.renamed", **session_fields(row), title=title)
+            tx.emit("session.renamed", **get_session_fields(row), title=title)
         now = utc_now()
         row.updated_at, row.archived_at = now, None
         message = Message(
@@ -165,7 +166,7 @@ class AgentTurns:
             created_at=now,
         )
         turn = Turn(
-            id=ordered_id("trn_"),
+            id=make_ordered_id("trn_"),
             session_id=row.id,
             number=number,
             key=key,
@@ -185,20 +186,20 @@ class AgentTurns:
         part = to_event_part(message.parts[0]) if message.parts else None
         tx.emit(
             "message.created",
-            **session_fields(row),
+            **get_session_fields(row),
             messageId=message.id,
             role="user",
             by=caller.name,
             turnId=turn.id,
             part=part,
         )
-        tx.emit("turn.queued", **session_fields(row), **turn_fields(turn), messageId=message.id)
+        tx.emit("turn.queued", **get_session_fields(row), **get_turn_fields(turn), messageId=message.id)
         return turn
 
     async def retry(self, caller: Principal, turn_id: str) -> Turn:
         """Queue the prompt of this turn as a new turn."""
         turn = await self.get(caller, turn_id)
-        if not TurnStatus(turn.status).over:
+        if not TurnStatus(turn.status).is_final:
             raise ConflictError("The turn is still running. Cancel it first.")
         async with self._database.reading() as session:
             message = await session.get(Message, turn.prompt_id or "")
@@ -251,7 +252,7 @@ class AgentTurns:
             self._waiting.setdefault(turn_id, set()).add(news)
             try:
                 turn = await self._load_turn(turn_id)
-                if TurnStatus(turn.status).over:
+                if TurnStatus(turn.status).is_final:
                     return turn
                 # another platform process may be working on it
                 await asyncio.wait((news, self._stop), timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
@@ -290,28 +291,28 @@ class AgentTurns:
         await self.cancel_all(session_id)
         await self.end_agent(session_id)
 
-    async def stop_over_budget(self, turn_id: str, sentence: str) -> None:
+    async def stop_over_budget(self, turn_id: str, message: str) -> None:
         """Stop a turn because its budget is used up."""
         with contextlib.suppress(NotFoundError):
-            await self._cancel_turn(turn_id, TurnStatus.OVER_BUDGET, sentence, OVER_BUDGET)
+            await self._cancel_turn(turn_id, TurnStatus.OVER_BUDGET, message, OVER_BUDGET)
 
     async def stop_failed(self, turn_id: str, fault: Fault) -> None:
         """Stop a turn because its model provider rejects its requests. The agent would retry for minutes."""
         with contextlib.suppress(NotFoundError):
-            await self._cancel_turn(turn_id, TurnStatus.FAILED, fault.sentence, fault.code)
+            await self._cancel_turn(turn_id, TurnStatus.FAILED, fault.message, fault.code)
 
-    async def add_notice(self, turn_id: str, code: str, sentence: str) -> None:
+    async def add_notice(self, turn_id: str, code: str, message: str) -> None:
         """Add a message of the platform to the transcript of an open turn."""
         async with self._database.transaction() as tx:
             locked = await lock_turn(tx, turn_id)
-            if locked is not None and not TurnStatus(locked.turn.status).over:
-                await add_notice(locked, code, sentence)
+            if locked is not None and not TurnStatus(locked.turn.status).is_final:
+                await add_notice(locked, code, message)
 
     async def _cancel_turn(
         self,
         turn_id: str,
         status: TurnStatus = TurnStatus.CANCELLED,
-        sentence: str | None = None,
+        message: str | None = None,
         code: str | None = None,
     ) -> Turn:
         """Cancel a turn. `status` is its final status, with a sentence and a code unless a person cancelled it."""
@@ -320,12 +321,12 @@ class AgentTurns:
             if locked is None:
                 raise _turn_not_found(turn_id)
             run, turn = locked.run, locked.turn
-            if TurnStatus(turn.status).over:
+            if TurnStatus(turn.status).is_final:
                 return turn
-            if sentence is not None and turn.cancel_at is None:
-                turn.error, turn.error_code = sentence, code
+            if message is not None and turn.cancel_at is None:
+                turn.error, turn.error_code = message, code
             if turn.status == TurnStatus.QUEUED or turn.request is None or run is None:
-                await finish_turn(locked, status, error=sentence, code=code)
+                await finish_turn(locked, status, error=message, code=code)
             elif turn.cancel_at is None:
                 turn.cancel_at = utc_now()
                 queue_cancellation(tx, run)
@@ -387,14 +388,17 @@ class AgentTurns:
 
     async def tidy(self, older_than: timedelta) -> None:
         """Delete the input and raw output of agents that ended longer ago. Messages stay."""
-        async with self._database.reading() as session:
-            query = select(AgentRun.id).where(AgentRun.ended_at < utc_now() - older_than)
-            said = query.where(AgentRun.id.in_(select(AgentInput.run_id).distinct()))
-            found = list(await session.scalars(said.limit(500)))
-        for run_id in found:
-            await self._files.remove(run_id)
-        async with self._database.transaction() as tx:
-            await tx.session.execute(delete(AgentInput).where(AgentInput.run_id.in_(found)))
+        query = select(AgentRun.id).where(AgentRun.ended_at < utc_now() - older_than)
+        with_input = query.where(AgentRun.id.in_(select(AgentInput.run_id).distinct()))
+        while True:
+            async with self._database.reading() as session:
+                found = list(await session.scalars(with_input.limit(500)))
+            if not found:
+                break
+            for run_id in found:
+                await self._files.remove(run_id)
+            async with self._database.transaction() as tx:
+                await tx.session.execute(delete(AgentInput).where(AgentInput.run_id.in_(found)))
         kept = await self._files.list_ids(RUN_PREFIX)
         async with self._database.reading() as session:
             known = set(await session.scalars(select(AgentRun.id)))
@@ -416,7 +420,7 @@ class AgentTurns:
 
     def _ensure_runner(self, session_id: str) -> SessionRunner:
         known = self.runners.get(session_id)
-        if known is not None and not known.over:
+        if known is not None and not known.has_ended:
             known.nudge()
             return known
         runner = self.runners[session_id] = SessionRunner(self._deps, session_id)
@@ -475,7 +479,7 @@ class AgentTurns:
 def make_title(parts: Parts) -> str | None:
     """Return the first line that a person wrote, shortened to a title; None if there is none."""
     texts = (part["text"] for part in parts if part["type"] == "text" and "source" not in part)
-    lines = (" ".join(line.split()) for text in texts for line in text.splitlines())
+    lines = (make_one_line(line) for text in texts for line in text.splitlines())
     title = next((line for line in lines if line), None)
     if title is None or len(title) <= MAX_TITLE_CHARACTERS:
         return title

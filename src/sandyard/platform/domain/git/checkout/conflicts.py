@@ -39,10 +39,10 @@ def parse_conflicts(output: bytes) -> list[Conflict]:
         if mode == "160000":
             gitlinks.add(path)
     reported: dict[str, tuple[str, str]] = {}
-    for kind, sentence in lines:
-        for path in _find_candidate_paths(sentence):
+    for kind, message in lines:
+        for path in _find_candidate_paths(message):
             if path in stages:
-                reported.setdefault(path, (kind, sentence))
+                reported.setdefault(path, (kind, message))
     conflicts = []
     for path, path_stages in stages.items():
         kind, detail = _CONFLICT_BY_STAGES.get(path_stages, ("content", ""))
@@ -52,12 +52,12 @@ def parse_conflicts(output: bytes) -> list[Conflict]:
     return conflicts
 
 
-def _find_candidate_paths(sentence: str) -> Iterator[str]:
+def _find_candidate_paths(message: str) -> Iterator[str]:
     """Yield everything in the sentence that may be a path: each word, and each ending, because paths may contain spaces."""
-    yield from re.split(r"[\s,;:]+", sentence.rstrip("."))
-    end = len(sentence)
+    yield from re.split(r"[\s,;:]+", message.rstrip("."))
+    end = len(message)
     for _ in range(_MAX_SPACES):
-        end = sentence.rfind(" ", 0, end)
+        end = message.rfind(" ", 0, end)
         if end < 0:
             return
-        yield sentence[end + 1 :]
+        yield message[end + 1 :]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 
@@ -41,6 +42,8 @@ _WORK_TREE_TIMEOUT_S = 300.0
 _MERGE_TIMEOUT_S = 300.0
 _COMMIT_TIMEOUT_S = 300.0
 """Time limit of a commit, which includes the hooks of the checkout."""
+_MAX_SEALED = 10_000
+"""Maximum number of fields to parse of a sealed checkout, whose program lists MAX_NAMES files in each of two lists."""
 _MAX_DISCARDED = 10_000
 """Maximum number of discarded paths to return."""
 _MAX_SKIPPED = 1000
@@ -456,16 +459,14 @@ def _interpret_merge(code: int, stdout: bytes, stderr: str, action: str) -> list
 
 
 def _parse_sealed(output: bytes) -> SealedCheckout:
+    """Parse two lists: each has its count, names, and an empty field."""
+    fields = iter(output.split(b"\0", _MAX_SEALED))
     lists: list[tuple[int, tuple[str, ...]]] = []
-    rest = output
     for _ in range(2):
-        count, _, rest = rest.partition(b"\0")
-        names = []
-        while rest and not rest.startswith(b"\0"):
-            name, _, rest = rest.partition(b"\0")
-            names.append(decode_name(name))
-        rest = rest[1:]
-        lists.append((int(count) if count.isdigit() else len(names), tuple(names[:MAX_NAMES])))
+        count = next(fields, b"")
+        names = [decode_name(name) for name in takewhile(bool, fields)]
+        is_count = _COUNT.fullmatch(count.decode("ascii", "replace"))
+        lists.append((int(count) if is_count else len(names), tuple(names[:MAX_NAMES])))
     (restored_count, restored), (ignored_count, ignored) = lists
     return SealedCheckout(restored, restored_count, ignored, ignored_count)
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 from sandyard.platform.domain.git.checkout.program_runner import ProgramRunner
 from sandyard.platform.domain.repositories.errors import TooMuchError
 
@@ -19,7 +19,7 @@ async def upload(runner: ProgramRunner, file: str, offset: int = 0) -> str:
 
     The path is unguessable, so that no file can already be there.
     """
-    path = f"/tmp/.sandyard-bundle-{random_id()}"  # noqa: S108 - in the sandbox
+    path = f"/tmp/.sandyard-bundle-{make_random_id()}"  # noqa: S108 - in the sandbox
     try:
         await runner.engine.files.write(runner.engine_id, path, _read_chunks(Path(file), offset))
     except BaseException:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import delete, select
 
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.platform.db.models import Checkout, Checkpoint, Sandbox
 from sandyard.platform.db.models.git_details import OperationDetail
 from sandyard.platform.domain.git.checkout.sandbox_git import SandboxGit
@@ -81,7 +81,7 @@ class Checkpoints:
         last = await self.get_newest(sandbox.id)
         if last is not None and last.commit == tree.commit:
             return SavedCheckpoint(last, tree.skipped)
-        checkpoint_id = ordered_id("chk_")
+        checkpoint_id = make_ordered_id("chk_")
         known = [last.commit, last.head] if last else []
         into = make_checkpoint_ref(checkpoint_id)
         commit = await import_commits(self._context, row, git, ref=tree.commit, into=into, known=known)

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import update
 
 from sandyard.kit.errors import ConflictError, SandyardError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.platform.db.models import Checkout, Message, Project
 from sandyard.platform.db.models.git_details import OperationDetail
@@ -138,7 +138,7 @@ class RemoteHandlers:
         added = await read_history(mirror, f"{base}..{commit}", limit=MAX_CHECKED_COMMITS)
         if not added:
             raise await self._make_nothing_to_push_error(checkout)
-        if ProjectSettings.of(checkout.project).git.commit_messages == "conventional":
+        if ProjectSettings.from_project(checkout.project).git.commit_messages == "conventional":
             commit_messages.check_commits(added)
         return len(added)
 
@@ -254,7 +254,7 @@ class RemoteHandlers:
         async with self._context.database.transaction() as tx:
             if sandbox.session_id is not None:
                 message = Message(
-                    id=ordered_id("msg_"),
+                    id=make_ordered_id("msg_"),
                     session_id=sandbox.session_id,
                     role="system",
                     parts=[{"type": "conflicts", "text": text, "files": _serialize_conflicts(conflicts)}],

@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any, Unpack
 from weakref import WeakValueDictionary
 
-from sqlalchemy import delete, select
+from sqlalchemy import String, delete, literal, select
 
 from sandyard.kit.errors import NotFoundError, SandyardError
-from sandyard.kit.ids import ordered_id
+from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.kit.text import make_json_storable, make_storable
@@ -29,10 +29,11 @@ from sandyard.platform.db.models.git_details import OperationArguments, Operatio
 from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.git.model import OperationKind, OperationStatus
 from sandyard.platform.domain.git.repository_queue import RepositoryQueue
+from sandyard.platform.domain.projects.service import has_lost_access
 from sandyard.platform.domain.repositories.errors import GitTimeoutError
 from sandyard.platform.domain.repositories.model import Progress
 from sandyard.platform.domain.sandboxes.e2b import EngineError, SandboxNotRunningError
-from sandyard.platform.domain.sandboxes.model import get_sandbox_event_fields, utc_now
+from sandyard.platform.domain.sandboxes.model import OwnerWithoutAccessError, get_sandbox_event_fields, utc_now
 
 log = get_logger(__name__)
 OPEN_STATUSES = (OperationStatus.QUEUED, OperationStatus.RUNNING)
@@ -40,7 +41,7 @@ MAX_ATTEMPTS = 100
 RETRY_PAUSES = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 """Delays before retrying an operation that failed because the engine was unavailable or the sandbox had been paused."""
 ABANDONED_AFTER = timedelta(seconds=5)
-"""An operation that has been open this long without anyone executing it is started by whoever waits for it."""
+"""If an open operation is not executed for this long, a caller that waits for it starts it."""
 REPORT_INTERVAL_S, MAX_IMMEDIATE_REPORTS = 1.0, 50
 Handler = Callable[["Job"], Awaitable[OperationDetail]]
 
@@ -117,7 +118,7 @@ class OperationRunner:
         """Add an operation in the caller's transaction. Then call `begin`, or `execute` if its status is `running`."""
         now, running = utc_now(), status == OperationStatus.RUNNING
         row = GitOperation(
-            id=ordered_id("gop_"),
+            id=make_ordered_id("gop_"),
             project_id=project_id,
             session_id=sandbox.session_id,
             sandbox_id=sandbox.id,
@@ -199,7 +200,7 @@ class OperationRunner:
                     if (task := self._running.get(operation_id)) is not None:
                         await asyncio.wait((task,))
                     row = await self.get(operation_id)
-                    if OperationStatus(row.status).over:
+                    if OperationStatus(row.status).is_final:
                         return row
                     if (
                         row.sandbox_id
@@ -247,7 +248,7 @@ class OperationRunner:
         async with self._database.transaction() as tx:
             query = select(GitOperation, Sandbox).join(Sandbox, Sandbox.id == sandbox_id)
             found = (await tx.session.execute(query.where(GitOperation.id == operation_id))).first()
-            if found is None or OperationStatus(found[0].status).over:
+            if found is None or OperationStatus(found[0].status).is_final:
                 return None
             row, sandbox = found
             row.status, row.attempts = OperationStatus.RUNNING, row.attempts + 1
@@ -293,6 +294,7 @@ class OperationRunner:
             )
 
         for pause in pauses:
+            await self._require_access(job)
             try:
                 return await handle_with_retries(job)
             except EngineError as error:
@@ -304,7 +306,28 @@ class OperationRunner:
                 )
                 job.progress("waiting for the engine")
                 await asyncio.sleep(pause)
+        await self._require_access(job)
         return await handle_with_retries(job)
+
+    async def _require_access(self, job: Job) -> None:
+        """Raise OwnerWithoutAccessError if the user who requested the operation was disabled or has left the project since. Handlers use the
+        project's credential, not the user's."""
+        row = job.operation
+
+        async def has_lost() -> bool:
+            async with self._database.reading() as session:
+                return bool(
+                    await session.scalar(
+                        select(has_lost_access(literal(row.user_id), literal(row.project_id, String())))
+                    )
+                )
+
+        if row.user_id is not None and await retry_while_database_unavailable(
+            has_lost, "git operation", operation=row.id
+        ):
+            raise OwnerWithoutAccessError(
+                "The user who requested this operation was disabled or no longer has access to the project, so it was not done."
+            )
 
     async def finish(
         self,
@@ -354,6 +377,7 @@ class OperationRunner:
             if not turn.done():
                 await self._set_status(job, OperationStatus.QUEUED, "git.queued", position=self.get_position(row.id))
                 await turn
+                await self._require_access(job)
                 await self._set_status(job, OperationStatus.RUNNING, "git.started", position=0)
             yield
         finally:

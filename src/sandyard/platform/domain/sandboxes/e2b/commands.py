@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from e2b.exceptions import NotFoundException
 
 from sandyard.kit.errors import InvalidInputError
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.sandboxes.e2b.errors import (
@@ -35,9 +35,9 @@ from sandyard.platform.domain.sandboxes.e2b.relay import (
     Frame,
     RelayStream,
     Stream,
-    journal_path,
+    get_journal_path,
+    get_spec_path,
     parse_number,
-    spec_path,
     sweep_paths,
 )
 from sandyard.platform.domain.sandboxes.e2b.transport import EngineTransport, SandboxHandle
@@ -88,15 +88,15 @@ class Commands:
         self._silence = silence_s
         self._closing: set[asyncio.Task[None]] = set()
 
-    def start(self, engine_id: str, spec: CommandSpec, *, most: int = _UNLIMITED) -> AsyncIterator[Event]:
+    def start(self, engine_id: str, spec: CommandSpec, *, max_output_bytes: int = _UNLIMITED) -> AsyncIterator[Event]:
         """Run a command at most once for its id. If it was started before, follow it from its beginning.
 
         Yields CommandStarted (unless it could not start), then CommandOutput, then CommandEnded. The command keeps
-        running if the caller stops reading. Output of a stream beyond `most` bytes may be incomplete, which spares
+        running if the caller stops reading. Output of a stream beyond `max_output_bytes` bytes may be incomplete, which spares
         callers that store no more.
         """
         _check_spec(spec)
-        return self._events(engine_id, _ReadState(spec.id, spec, most=most))
+        return self._events(engine_id, _ReadState(spec.id, spec, max_output_bytes=max_output_bytes))
 
     def follow(
         self,
@@ -105,7 +105,7 @@ class Commands:
         stdout_offset: int = 0,
         stderr_offset: int = 0,
         *,
-        most: int = _UNLIMITED,
+        max_output_bytes: int = _UNLIMITED,
     ) -> AsyncIterator[CommandOutput | CommandEnded]:
         """Yield output from these offsets on until the command has ended, also if it ended long ago.
 
@@ -113,7 +113,9 @@ class Commands:
         it was claimed.
         """
         _check_id(command_id)
-        return self._follow(engine_id, _ReadState(command_id, None, stdout_offset, stderr_offset, most=most))
+        return self._follow(
+            engine_id, _ReadState(command_id, None, stdout_offset, stderr_offset, max_output_bytes=max_output_bytes)
+        )
 
     async def claim(self, engine_id: str, command_id: str) -> bool:
         """Make sure that the command never starts. Returns False if it has started or was claimed before."""
@@ -133,7 +135,7 @@ class Commands:
         """
         _check_id(command_id)
         wish, answer_path = sweep_paths(command_id)
-        token = random_id()
+        token = make_random_id()
 
         async def ask(handle: SandboxHandle) -> int | None:
             if not handle.python:
@@ -143,8 +145,8 @@ class Commands:
             for _ in range(round(SWEEP_S / SWEEP_LOOK_S)):
                 await asyncio.sleep(SWEEP_LOOK_S)
                 with contextlib.suppress(NotFoundException):
-                    said, _, count = (await files.read(answer_path))[:100].partition(" ")
-                    if said == token and count.isdigit():
+                    answer_token, _, count = (await files.read(answer_path))[:100].partition(" ")
+                    if answer_token == token and count.isascii() and count.isdigit():
                         return int(count)
             return None
 
@@ -222,7 +224,7 @@ class Commands:
         begin = state.offsets[number]
         if begin >= end or state.has_enough(number):
             return
-        path = journal_path(state.id, number, folder)
+        path = get_journal_path(state.id, number, folder)
         async with contextlib.aclosing(
             self._files.read_from(engine_id, path, begin, silence_s=self._silence)
         ) as pieces:
@@ -248,7 +250,7 @@ class Commands:
         await self._transport.call_sandbox(verb, engine_id, begin, idempotent=True, attempts=1)
 
     async def _begin(self, handle: SandboxHandle, stream: RelayStream, spec: CommandSpec) -> None:
-        path = spec_path(spec.id)
+        path = get_spec_path(spec.id)
         if not handle.python:
             await handle.sandbox.files.write(path, spec.command, user=spec.user)
             envs = {**spec.envs, "SANDYARD_CWD": spec.cwd or "", "SANDYARD_TIMEOUT": str(spec.timeout_s or 0)}
@@ -278,7 +280,7 @@ class Commands:
 
         async def answer(handle: SandboxHandle) -> bool:
             nonlocal stream
-            for _ in range(3):  # it may have no python3, or no relay any more
+            for _ in range(3):  # it may have no python3, or its relay may be gone
                 stream = RelayStream(self._transport, self._silence)
                 await stream.open(handle, f"{verb} {' '.join(command_ids)}", user=_OWNER, envs={})
                 try:
@@ -301,10 +303,16 @@ class _ReadState:
     """The position of one reader in the output of a command."""
 
     def __init__(
-        self, command_id: str, spec: CommandSpec | None, out: int = 0, err: int = 0, *, most: int = _UNLIMITED
+        self,
+        command_id: str,
+        spec: CommandSpec | None,
+        out: int = 0,
+        err: int = 0,
+        *,
+        max_output_bytes: int = _UNLIMITED,
     ) -> None:
         self.id = command_id
-        self._most = most
+        self._max_output_bytes = max_output_bytes
         self.spec = spec
         self.offsets = {"1": out, "2": err}
         self.begun = spec is None
@@ -326,7 +334,7 @@ class _ReadState:
 
     def has_enough(self, number: str) -> bool:
         """Return whether the reader wants no more of this stream."""
-        return self.offsets[number] > self._most
+        return self.offsets[number] > self._max_output_bytes
 
     def events(self, frame: Frame) -> list[Event]:
         """Return the events of a line. Raises the relay's refusals, and ValueError for lines that no relay would send."""
@@ -368,14 +376,14 @@ class _ReadState:
         self._announced = True
         return [CommandStarted(pid)]
 
-    def _refusal(self, word: str, said: str) -> Exception:
+    def _refusal(self, word: str, reason: str) -> Exception:
         if word == "full":
             return NotEnoughSpaceError()
         if word == "processes":
             return ProcessesFullError(unsent=True)
         if word == "cwd" and self.spec is not None:
-            return InvalidInputError(f"The command cannot run in the directory {self.spec.cwd!r}: {said}.")
-        return EngineError(f"The sandbox could not start the command: {said}.")
+            return InvalidInputError(f"The command cannot run in the directory {self.spec.cwd!r}: {reason}.")
+        return EngineError(f"The sandbox could not start the command: {reason}.")
 
 
 def _check_id(command_id: str) -> None:

@@ -1,8 +1,7 @@
 """Pages of a sandbox's folder listing, with bounded time and memory.
 
-The protocol's ListDir has no pages: the SDK would read all entries, whatever their number and length, and decode them
-in the event loop. Our engine returns a page if asked with these headers; from another engine's response, which has all
-entries, the page is cut out here.
+The protocol's ListDir has no pages: the SDK would read any number of entries and decode them in the event loop. Our engine
+returns a page if the request has these headers. Other engines return all entries, and the page is selected here.
 """
 
 from __future__ import annotations
@@ -100,11 +99,11 @@ async def read_body(reply: httpx.Response) -> bytes:
 
 
 def _to_exception(status: int, body: bytes) -> Exception:
-    said = body[:2000].decode(errors="replace")
+    text = body[:2000].decode(errors="replace")
     try:
-        message = json.loads(said)["message"]
+        message = json.loads(text)["message"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        message = said
+        message = text
     failure: Exception = format_envd_api_exception(status, str(message), {404: FileNotFoundException})
     return failure
 
@@ -151,28 +150,28 @@ def _iterate_entries(text: str, start: int) -> Iterator[dict[str, Any]]:
         start += length
 
 
-def _to_entry(said: dict[str, Any]) -> FileEntry:
-    target = said.get("symlinkTarget")
+def _to_entry(fields: dict[str, Any]) -> FileEntry:
+    target = fields.get("symlinkTarget")
     return FileEntry(
-        name=make_storable(said.get("name", "")),
-        path=make_storable(said.get("path", "")),
-        kind="symlink" if said.get("isSymlink") is True else _KINDS[said["type"]],
-        size=_parse_number(said.get("size", 0)),
-        mode=_parse_number(said.get("mode", 0)),
-        owner=make_storable(said.get("owner", "")),
-        group=make_storable(said.get("group", "")),
-        modified_at=_parse_time(said.get("modifiedTime")),
+        name=make_storable(fields.get("name", "")),
+        path=make_storable(fields.get("path", "")),
+        kind="symlink" if fields.get("isSymlink") is True else _KINDS[fields["type"]],
+        size=_parse_number(fields.get("size", 0)),
+        mode=_parse_number(fields.get("mode", 0)),
+        owner=make_storable(fields.get("owner", "")),
+        group=make_storable(fields.get("group", "")),
+        modified_at=_parse_time(fields.get("modifiedTime")),
         symlink_target=None if target is None else make_storable(target),
     )
 
 
-def _parse_number(said: Any) -> int:
-    text = str(said)
+def _parse_number(value: Any) -> int:
+    text = str(value)
     if not text.isascii() or not text.isdigit() or len(text) > 19:
         raise ValueError("not a valid number")
     return int(text)
 
 
-def _parse_time(said: Any) -> datetime:
-    found = datetime.fromisoformat(said) if said is not None else datetime.fromtimestamp(0, UTC)
+def _parse_time(value: Any) -> datetime:
+    found = datetime.fromisoformat(value) if value is not None else datetime.fromtimestamp(0, UTC)
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

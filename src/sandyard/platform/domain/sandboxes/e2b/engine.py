@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from typing import Any
 
 from e2b import (
     ALL_TRAFFIC,
@@ -36,8 +37,16 @@ from tenacity.wait import wait_base
 from sandyard.kit.clock import Clock, SystemClock
 from sandyard.kit.errors import InvalidInputError, SandyardError, UnsupportedError
 from sandyard.platform.domain.sandboxes.e2b.commands import Commands
-from sandyard.platform.domain.sandboxes.e2b.errors import EngineBusyError, SandboxNotFoundError, translate_create
+from sandyard.platform.domain.sandboxes.e2b.disk import EngineDisk
+from sandyard.platform.domain.sandboxes.e2b.encryption_keys import EngineKeys
+from sandyard.platform.domain.sandboxes.e2b.errors import (
+    EngineBusyError,
+    EngineInvalidError,
+    SandboxNotFoundError,
+    translate_create,
+)
 from sandyard.platform.domain.sandboxes.e2b.files import Files
+from sandyard.platform.domain.sandboxes.e2b.hosts import Hosts
 from sandyard.platform.domain.sandboxes.e2b.ports import Ports
 from sandyard.platform.domain.sandboxes.e2b.programs import Programs
 from sandyard.platform.domain.sandboxes.e2b.streams import Streams
@@ -59,8 +68,12 @@ MAX_DENIED = 300
 """How many denied connections to read at most."""
 ISOLATION_KEY = "sandyard.isolation"
 """Metadata key that requests an isolation level from the engine."""
+LABELS_KEY = "sandyard.labels"
+"""Metadata key that requests a host with these labels, such as `gpu=yes,zone=a`."""
 CONTAINERS_KEY = "sandyard.containers"
 """Metadata key that requests containers in the sandbox from the engine."""
+MAX_TIMEOUT_S = 24 * 3600
+"""The longest timeout that E2B and our engine accept. The timeouts of sandboxes in use are extended long before it ends."""
 FORK_TIMEOUT_S = 120.0
 """A copy's start command has 60 s to become ready. The engine then says so, which is better than a timeout."""
 MAX_FORKS = 8
@@ -79,7 +92,7 @@ class EngineSandbox:
     """A sandbox as the engine reports it. `template` is its name if it has one, else its id. Times are in UTC.
 
     `isolation` is its isolation level, and `containers` whether it may run containers. None in `list`, and if the endpoint
-    does not report it, such as E2B Cloud.
+    does not report it, such as E2B Cloud. `host_labels`: what its host has because that was required.
     """
 
     id: str
@@ -90,6 +103,9 @@ class EngineSandbox:
     metadata: Mapping[str, str] = field(default_factory=dict)
     isolation: str | None = None
     containers: bool | None = None
+    host_labels: Mapping[str, str] = field(default_factory=dict)
+    cpu_count: int | None = None
+    memory_mb: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +151,9 @@ class SandboxEngine:
         self.breaker = breaker or CircuitBreaker(clock)
         self.transport = EngineTransport(config, self.breaker, clock, backoff)
         self._forks = Counter[str]()  # in progress, by the engine's id of their original
+        self.hosts = Hosts(self.transport)
+        self.disk = EngineDisk(self.transport)
+        self.encryption_keys = EngineKeys(self.transport)
         self.files = Files(self.transport)
         self.programs = Programs(self.transport)
         self.commands = Commands(self.transport, self.files)
@@ -160,6 +179,7 @@ class SandboxEngine:
         allowed: Sequence[str] | None = None,
         isolation: str | None = None,
         containers: bool | None = None,
+        host_labels: Mapping[str, str] | None = None,
     ) -> EngineSandbox:
         """Create a sandbox and return it when it is running, within `create_timeout_s` including retries.
 
@@ -167,12 +187,15 @@ class SandboxEngine:
         resumes it. If the endpoint supports it, its ports require the traffic token, because the platform decides who
         has access. `allowed` lists the only names and addresses it may connect to. None: all. `isolation` is the level it
         must have. None: the endpoint's default. `containers`: whether it may run containers. None: as its template says.
-        Raises TemplateNotFoundError, and UnsupportedError if the endpoint does not support one of them.
+        `host_labels`: what its host must have, besides what its template requires. Raises TemplateNotFoundError, and
+        UnsupportedError if the endpoint does not support one of them.
         """
         if isolation is not None:
             metadata = {**metadata, ISOLATION_KEY: isolation}
         if containers is not None:
-            metadata = {**metadata, CONTAINERS_KEY: "true" if containers else "false"}
+            metadata = {**metadata, CONTAINERS_KEY: str(_format_bool(containers))}
+        if host_labels:
+            metadata = {**metadata, LABELS_KEY: ",".join(f"{name}={value}" for name, value in host_labels.items())}
         key = _normalize_key(idempotency_key)
         network: SandboxNetworkOpts = {"allow_public_traffic": False}
         if allowed:
@@ -182,7 +205,7 @@ class SandboxEngine:
             try:
                 sandbox = await AsyncSandbox.create(
                     template=template,
-                    timeout=max(1, round(timeout_s)),
+                    timeout=_limit_timeout(timeout_s),
                     metadata=dict(metadata),
                     envs=dict(envs),
                     allow_internet_access=allowed is None or len(allowed) > 0,
@@ -206,6 +229,11 @@ class SandboxEngine:
                 await AsyncSandbox.kill(sandbox.sandbox_id, **self.config.options)
                 raise UnsupportedError(
                     "The sandbox endpoint cannot run containers in sandboxes. Change the project's setting, or use a Sandyard engine."
+                )
+            if host_labels and not host_labels.items() <= created.host_labels.items():
+                await AsyncSandbox.kill(sandbox.sandbox_id, **self.config.options)
+                raise UnsupportedError(
+                    "The sandbox endpoint has no hosts with labels. Remove the labels from the project's settings, or use a Sandyard engine."
                 )
             return created
 
@@ -250,7 +278,7 @@ class SandboxEngine:
     async def resume(self, engine_id: str, timeout_s: float) -> None:
         """Resume the sandbox for at least that long. Idempotent."""
         require_id(engine_id)
-        timeout = max(1, round(timeout_s))
+        timeout = _limit_timeout(timeout_s)
         sandbox = await self.transport.call_api(
             "wake",
             lambda: AsyncSandbox.connect(engine_id, timeout=timeout, **self.config.options),
@@ -261,7 +289,7 @@ class SandboxEngine:
     async def extend(self, engine_id: str, timeout_s: float) -> None:
         """Let the sandbox run for that long from now. Idempotent; never resumes it."""
         require_id(engine_id)
-        timeout = max(1, round(timeout_s))
+        timeout = _limit_timeout(timeout_s)
         await self.transport.call_api(
             "extend",
             lambda: AsyncSandbox.set_timeout(engine_id, timeout=timeout, **self.config.options),
@@ -389,6 +417,31 @@ class SandboxEngine:
             "template_exists", lambda: AsyncTemplate.exists(template, **self.config.options), attempts=1
         )
 
+    async def check_isolation(self, template: str, isolation: str | None, containers: bool | None) -> None:
+        """Raise EngineInvalidError, with the reason, if a sandbox of this template could not have this isolation level, or
+        run containers. None: as the template says. Endpoints other than Sandyard's engine are not asked. Tries once."""
+        given = {"template": template, "level": isolation, "containers": _format_bool(containers)}
+        query = {name: value for name, value in given.items() if value is not None}
+
+        async def ask() -> None:
+            client = client_async.get_api_client(ConnectionConfig(**self.config.options))
+            answer = await client.get_async_httpx_client().get("/isolation", params=query)
+            if answer.status_code in (400, 501):
+                raise EngineInvalidError(str(answer.json()["message"]))
+
+        await self.transport.call_api("check_isolation", ask, attempts=1)
+
+    async def read_status(self) -> Mapping[str, Any] | None:
+        """Return the engine's report about itself, or None if the endpoint is not Sandyard's engine. Tries once."""
+
+        async def ask() -> Mapping[str, Any] | None:
+            client = client_async.get_api_client(ConnectionConfig(**self.config.options))
+            answer = await client.get_async_httpx_client().get("/status")
+            found = answer.json() if answer.status_code == 200 else None
+            return found if isinstance(found, dict) else None
+
+        return await self.transport.call_api("status", ask, attempts=1)
+
     async def delete_snapshot(self, snapshot_id: str) -> None:
         """Delete a snapshot. Idempotent."""
         await self.transport.call_api(
@@ -409,7 +462,7 @@ class SandboxEngine:
         options["request_timeout"] = max(FORK_TIMEOUT_S, self.config.request_timeout_s)
 
         async def fork() -> Sequence[AsyncSandbox | Exception]:
-            copies = await AsyncSandbox.fork(engine_id, timeout=max(1, round(timeout_s)), count=count, **options)
+            copies = await AsyncSandbox.fork(engine_id, timeout=_limit_timeout(timeout_s), count=count, **options)
             errors = [copy for copy in copies if isinstance(copy, Exception)]
             if len(errors) == len(copies):
                 raise errors[0]
@@ -442,6 +495,10 @@ class SandboxEngine:
         self.transport.drop_all()
 
 
+def _format_bool(value: bool | None) -> str | None:
+    return None if value is None else str(value).lower()
+
+
 def _parse_denied(entry: SandboxLogEntry) -> DeniedConnection:
     fields = entry.fields.to_dict()
     port = str(fields.get("port", ""))
@@ -451,6 +508,10 @@ def _parse_denied(entry: SandboxLogEntry) -> DeniedConnection:
         port=int(port) if port.isdigit() else None,
         at=entry.timestamp,
     )
+
+
+def _limit_timeout(timeout_s: float) -> int:
+    return min(max(1, round(timeout_s)), MAX_TIMEOUT_S)
 
 
 def _normalize_key(idempotency_key: str) -> str:
@@ -469,14 +530,18 @@ def _from_info(info: SandboxInfo) -> EngineSandbox:
         started_at=info.started_at,
         ends_at=info.end_at,
         metadata=dict(info.metadata or {}),
+        cpu_count=info.cpu_count,
+        memory_mb=info.memory_mb,
     )
 
 
 def _from_detail(detail: SandboxDetail) -> EngineSandbox:
     isolation = detail.additional_properties.get("isolation")
     containers = detail.additional_properties.get("containers")
+    labels = detail.additional_properties.get("hostLabels")
     return replace(
         _from_info(SandboxInfo._from_sandbox_detail(detail)),
         isolation=isolation[:40] if isinstance(isolation, str) else None,
         containers=containers if isinstance(containers, bool) else None,
+        host_labels={str(name): str(value) for name, value in labels.items()} if isinstance(labels, dict) else {},
     )

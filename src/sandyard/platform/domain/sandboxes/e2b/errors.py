@@ -165,8 +165,8 @@ Rule = tuple[type[BaseException] | tuple[type[BaseException], ...], Callable[[st
 def _with_engine_message(make: type[EngineError]) -> Callable[[str], SandyardError]:
     """Return a factory for the class's own message followed by the engine's."""
 
-    def build(said: str) -> SandyardError:
-        return make(append_quote(make().message, said))
+    def build(message: str) -> SandyardError:
+        return make(append_quote(make().message, message))
 
     return build
 
@@ -218,41 +218,42 @@ def translate(error: BaseException, key: Secret | None = None) -> BaseException:
     """
     if isinstance(error, SandyardError | asyncio.CancelledError) or not isinstance(error, Exception):
         return error
-    said = _sanitize(str(error), key)
+    message = _sanitize(str(error), key)
     make = next((make for kinds, make in _RULES if isinstance(error, kinds)), _with_engine_message(EngineError))
-    if isinstance(error, AuthenticationException) and _UNKNOWN_USER.search(said):
+    if isinstance(error, AuthenticationException) and _UNKNOWN_USER.search(message):
         return EngineInvalidError("The sandbox has no user with that name.")  # how envd reports it
-    if isinstance(error, SandboxException) and _NO_PROCESS_LAST.search(
-        str(error)
-    ):  # at the end, after the whole command
+    # at the end, after the whole command
+    if isinstance(error, SandboxException) and _NO_PROCESS_LAST.search(str(error)):
         return ProcessesFullError(unsent=True)
     if isinstance(error, SandboxException):
-        make = _STATUSES.get(error.status_code or _leading_status(said) or 0, make)
-    return make(said)
+        make = _STATUSES.get(error.status_code or _parse_leading_status(message) or 0, make)
+    return make(message)
 
 
 def translate_create(error: Exception, template: str, key: Secret | None = None) -> BaseException:
     """Return our error for an exception of a create request, in which only the template can be missing."""
-    said = str(error)
-    status = getattr(error, "status_code", None) or _leading_status(said)
+    message = str(error)
+    status = getattr(error, "status_code", None) or _parse_leading_status(message)
     if isinstance(error, NotFoundException) or (isinstance(error, SandboxException) and status == 404):
-        return _with_engine_message(TemplateNotFoundError)(_sanitize(said, key) or f"template {template!r} not found")
+        return _with_engine_message(TemplateNotFoundError)(
+            _sanitize(message, key) or f"template {template!r} not found"
+        )
     return translate(error, key)
 
 
-def says_processes_full(said: str) -> bool:
+def says_processes_full(message: str) -> bool:
     """Return whether a message of a shell, a program or an engine means that no process could be started (EAGAIN)."""
-    return _NO_PROCESS.search(said) is not None
+    return _NO_PROCESS.search(message) is not None
 
 
-def _leading_status(said: str) -> int | None:
+def _parse_leading_status(message: str) -> int | None:
     """Parse the status code that the SDK puts before the message, sometimes nowhere else."""
-    number = said.partition(":")[0]
+    number = message.partition(":")[0]
     return int(number) if number.isdigit() and len(number) == 3 else None
 
 
-def _sanitize(said: str, key: Secret | None) -> str:
+def _sanitize(message: str, key: Secret | None) -> str:
     """Return one line of bounded length without the key."""
     if key:
-        said = said.replace(key.reveal(), "***")
-    return " ".join(said.split())[:500]
+        message = message.replace(key.reveal(), "***")
+    return " ".join(message.split())[:500]

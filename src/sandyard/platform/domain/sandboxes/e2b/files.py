@@ -23,12 +23,12 @@ from sandyard.platform.domain.sandboxes.e2b.errors import (
 from sandyard.platform.domain.sandboxes.e2b.transport import EngineTransport, SandboxHandle
 
 LISTINGS_AT_ONCE = 16
-"""Each may hold `directory_pages.MAX_BYTES`. The number exceeds what one person may run at once, so that nobody can use them
-all."""
+"""Maximum number of concurrent listings, because each can take `directory_pages.MAX_BYTES` of memory. It exceeds the limit of
+one user, so that no user can block the others."""
 PIECE = 1 << 20
 """Size of the pieces that `read_from` yields."""
 _MISSING_STATUSES = (400, 404, 416)
-"""There is no such file, it is not a regular file, or it is shorter."""
+"""Statuses if there is no such file, if it is not a regular file, or if it is shorter than the offset."""
 _UNUSABLE_PATH = re.compile(
     "file name too long|permission denied|operation not permitted|not a directory|too many levels of symbolic links|"
     "invalid argument|read-only file system|device or resource busy|no such device",
@@ -71,20 +71,20 @@ class Files:
     async def read_from(
         self, engine_id: str, path: str, offset: int, *, silence_s: float
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the file's content from this offset to its current end, as root. Read it to the end or close it.
+        """Read a file as root, and yield its content from this offset to its current end. Read it to the end or close it.
 
-        Raises FileMissingError if there is nothing, and SandboxUnreachableError if the sandbox is silent for
+        Raises FileMissingError if there is no content at the offset, and SandboxUnreachableError if nothing arrives for
         `silence_s`.
         """
         response = await self._transport.call_sandbox(
             "read_journal",
             engine_id,
-            lambda handle: _request_from(handle, path, offset, silence_s),
+            lambda handle: _request_range(handle, path, offset, silence_s),
             idempotent=True,
             attempts=1,
         )
         try:
-            skip = _bytes_before(response, offset)
+            skip = _count_bytes_to_skip(response, offset)
             pieces, size = list[bytes](), 0
             chunks = response.aiter_bytes()
             while True:
@@ -224,8 +224,8 @@ async def _next_chunk(chunks: AsyncIterator[bytes], silence_s: float) -> bytes |
         raise SandboxUnreachableError("The sandbox did not respond in time.") from None
 
 
-def _bytes_before(response: httpx.Response, offset: int) -> int:
-    """Return how many bytes to skip: all before the offset, if a server on the way does not support ranges."""
+def _count_bytes_to_skip(response: httpx.Response, offset: int) -> int:
+    """Return how many bytes precede the offset in the response: none, unless a server on the way does not support ranges."""
     if response.status_code != httpx.codes.PARTIAL_CONTENT:
         return offset
     if not response.headers.get("content-range", "").startswith(f"bytes {offset}-"):
@@ -233,7 +233,7 @@ def _bytes_before(response: httpx.Response, offset: int) -> int:
     return 0
 
 
-async def _request_from(handle: SandboxHandle, path: str, offset: int, silence_s: float) -> httpx.Response:
+async def _request_range(handle: SandboxHandle, path: str, offset: int, silence_s: float) -> httpx.Response:
     sandbox = handle.sandbox
     client = client_async.get_envd_api(
         sandbox.connection_config,

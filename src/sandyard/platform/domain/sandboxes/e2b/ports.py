@@ -77,9 +77,9 @@ class Ports:
         return Route(url, headers, keeps_host=url.startswith("http:"))
 
 
-def parse(said: bytes) -> list[Listener]:
+def parse(output: bytes) -> list[Listener]:
     """Parse the output of `guest/list_ports.sh`. It may be malformed in any way."""
-    table, _, rest = said.partition(_FILES + b"\n")
+    table, _, rest = output.partition(_FILES + b"\n")
     files, _, lines = rest.partition(_LINES + b"\n")
     owners = dict(_parse_owners(files))
     commands = dict(_parse_commands(lines))
@@ -90,7 +90,7 @@ def parse(said: bytes) -> list[Listener]:
             continue
         known = found.get(port)
         if known is None or _rank(address) < _rank(known.address):
-            found[port] = Listener(port, address, _program_name(command) or (known.process if known else None))
+            found[port] = Listener(port, address, _get_program_name(command) or (known.process if known else None))
     return [found[port] for port in sorted(found)[:LISTED]]
 
 
@@ -137,7 +137,7 @@ def _parse_commands(lines: bytes) -> Iterator[tuple[int, bytes]]:
         yield int(number), command.rstrip(b"\n")
 
 
-def _program_name(command: bytes) -> str | None:
+def _get_program_name(command: bytes) -> str | None:
     """Return the program's name without its path and arguments, which others may not see."""
     program = replace_control_characters(command.partition(b"\0")[0].decode(errors="replace")).strip()
     name = program.rpartition("/")[2] if program.startswith("/") else program

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from sandyard.kit.errors import InvalidInputError
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 from sandyard.platform.domain.sandboxes.e2b.errors import (
     EngineError,
     EngineTimeoutError,
@@ -36,7 +36,7 @@ TIMEOUT_S = 60.0
 LIMIT = 8 << 20
 STDERR_LIMIT = 16 << 10
 """Only the end is kept, because a failing program prints the reason last."""
-STDERR_MOST = 4 << 20
+MAX_STDERR_BYTES = 4 << 20
 """A program that writes more is ended: reading costs the platform more than writing costs the sandbox."""
 NO_ENVS: Mapping[str, str] = MappingProxyType({})
 _MAX_INLINE = 96 << 10
@@ -102,7 +102,7 @@ class Programs:
         Whatever the sandbox sends, at most about three times `limit` is held in memory.
 
         Raises DirectoryMissingError and ProgramTimeoutError, and EngineError if the program writes more than
-        STDERR_MOST to its standard error, in which case it is ended.
+        MAX_STDERR_BYTES to its standard error, in which case it is ended.
         """
         blob = _encode(argv, cwd, envs, timeout_s, limit)
 
@@ -124,7 +124,7 @@ class _Run:
         self._process = GuestProcess(transport)
         self._limit = limit
         self._max_encoded = (limit + 1) * 3 // 2 + 1024  # base64 with line breaks
-        self._mark = random_id()
+        self._mark = make_random_id()
         self._token = f"\n:{self._mark}"
         self._begun = False
         self._tail = ""
@@ -144,7 +144,7 @@ class _Run:
         if len(encoded) <= _MAX_INLINE:
             envs["SANDYARD_ARGV"] = encoded
         else:
-            path = envs["SANDYARD_FILE"] = f"/tmp/.sandyard-argv-{random_id()}"  # noqa: S108 - in the sandbox
+            path = envs["SANDYARD_FILE"] = f"/tmp/.sandyard-argv-{make_random_id()}"  # noqa: S108 - in the sandbox
             await handle.sandbox.files.write(path, blob)
         now = asyncio.get_running_loop().time
         began = now()
@@ -199,10 +199,10 @@ class _Run:
     def _add_stderr(self, text: str) -> None:
         self._count_piece()
         self._stderr_size += len(text)
-        if self._stderr_size > STDERR_MOST:
+        if self._stderr_size > MAX_STDERR_BYTES:
             self._abort(_TOO_MUCH_STDERR)
-        said = self._stderr + text[-STDERR_LIMIT:]
-        self._stderr = said.rpartition(f"{self._token}\n")[2][-STDERR_LIMIT:]
+        stderr = self._stderr + text[-STDERR_LIMIT:]
+        self._stderr = stderr.rpartition(f"{self._token}\n")[2][-STDERR_LIMIT:]
 
     def _count_piece(self) -> None:
         self._pieces += 1
@@ -235,7 +235,7 @@ class _Run:
 _CANNOT_RUN = "The sandbox could not run the platform's program. Check that /bin/bash, base64 and head work in it and its disk is not full."
 
 _TOO_MUCH_STDERR = (
-    f"The program in the sandbox wrote more than {STDERR_MOST >> 20} MiB to its standard error, or in too many pieces, and was "
+    f"The program in the sandbox wrote more than {MAX_STDERR_BYTES >> 20} MiB to its standard error, or in too many pieces, and was "
     "killed. Check its error output in the sandbox."
 )
 

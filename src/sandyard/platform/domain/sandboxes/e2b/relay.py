@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any
 
 from sandyard.kit import bounded_json
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 from sandyard.platform.domain.sandboxes.e2b.errors import ProcessesFullError, says_processes_full
 from sandyard.platform.domain.sandboxes.e2b.guest_sources import join_relay_modules, read_script
 from sandyard.platform.domain.sandboxes.e2b.processes import GuestProcess
@@ -46,7 +46,7 @@ _MAX_EMPTY_LINES = 1000
 """Maximum number of lines in a row without content. The relay writes `:h` every 10 s."""
 _LINES_AT_ONCE = 100
 """Number of lines after which other tasks may run."""
-_MOST = 1 << 53
+_MAX_NUMBER = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Stream(StrEnum):
 
 
 class EndReason(StrEnum):
-    """Why a command ended.
+    """The reason why a command ended.
 
     LOST: the sandbox died or was restarted, so that the result is unknown. NOT_STARTED: the command never ran and never
     will.
@@ -177,7 +177,7 @@ class RelayStream:
         self._handle: SandboxHandle | None = None
         self._user = ""
         self._disposable = False
-        self._mark = random_id()
+        self._mark = make_random_id()
         self._stderr = ""
 
     @property
@@ -257,12 +257,12 @@ def _parse_optional_number(value: Any) -> int | None:
 def parse_number(value: Any) -> int:
     """Parse a number from a sandbox. Raises ValueError if it is invalid or unrealistically large."""
     text = str(value)
-    if len(text) > 16 or not 0 <= int(text) <= _MOST:
+    if len(text) > 16 or not 0 <= int(text) <= _MAX_NUMBER:
         raise ValueError("not a valid number")
     return int(text)
 
 
-def spec_path(command_id: str) -> str:
+def get_spec_path(command_id: str) -> str:
     return f"{_FOLDER}/spec-{command_id}"
 
 
@@ -272,6 +272,6 @@ def sweep_paths(command_id: str) -> tuple[str, str]:
     return f"{folder}/sweep", f"{folder}/swept"
 
 
-def journal_path(command_id: str, stream: str, folder: int) -> str:
+def get_journal_path(command_id: str, stream: str, folder: int) -> str:
     """Return the path of the file with the output of a stream, given by number."""
     return f"{_FOLDERS[folder]}/commands/{command_id}/{'out' if stream == '1' else 'err'}"

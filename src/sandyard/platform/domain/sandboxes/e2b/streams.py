@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.sandboxes.e2b.errors import EngineError
 from sandyard.platform.domain.sandboxes.e2b.guest_sources import read_script
@@ -71,7 +71,7 @@ class LineStream:
 
     def __init__(self, transport: EngineTransport) -> None:
         self.process = GuestProcess(transport)
-        self.mark = random_id()
+        self.mark = make_random_id()
         self.unsent: deque[str] = deque()
         self.unsent_size = 0
         self._to_send = asyncio.Event()

@@ -24,6 +24,7 @@ from e2b.api.client.models import SandboxDetail, SandboxState
 from packaging.version import Version
 from tenacity.wait import wait_base
 
+from sandyard.kit import telemetry
 from sandyard.kit.clock import Clock, SystemClock
 from sandyard.kit.logging import get_logger
 from sandyard.kit.secret import Secret
@@ -71,6 +72,7 @@ class ApiOptions(TypedDict, total=False):
     debug: bool
     retries: int
     request_timeout: float
+    api_headers: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +102,7 @@ class EngineConfig:
             "debug": False,
             "retries": 0,
             "request_timeout": self.request_timeout_s,
+            "api_headers": telemetry.make_headers(),
         }
 
 
@@ -282,7 +285,8 @@ class EngineTransport:
                 if per_sandbox and self._breaker.state is CircuitState.HALF_OPEN:
                     await self._probe()
                 async with self._breaker.guard(per_sandbox=per_sandbox):
-                    return await self._call(call)
+                    with telemetry.span(f"engine.{verb}"):
+                        return await self._call(call)
             except EngineError as error:
                 last = error
                 raise
@@ -312,7 +316,8 @@ class EngineTransport:
                 # The outcome inside a sandbox depends on its tenant and says nothing about the engine: after a failure
                 # the next attempt starts with a control call, and those count
                 async with self._breaker.guard(counts=False):
-                    return await self._call(lambda: call(handle))
+                    with telemetry.span(f"sandbox.{verb}", sandbox=engine_id):
+                        return await self._call(lambda: call(handle))
             except EngineError as error:
                 if error.transient or isinstance(
                     error, SandboxNotRunningError | SandboxNotFoundError | EngineAuthError

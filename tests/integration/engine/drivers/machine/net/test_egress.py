@@ -1,4 +1,4 @@
-"""What a sandbox can reach, with real traffic: first the default policy, then what policies and the operator change."""
+"""The addresses that a sandbox can reach, with real traffic: first the default policy, then what policies and the operator change."""
 
 from __future__ import annotations
 

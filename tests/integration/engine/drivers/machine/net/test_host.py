@@ -182,7 +182,7 @@ def test_engines_that_start_together_get_different_subnets(topology: Topology, t
     with ThreadPoolExecutor(12) as threads:
         subnets = list(threads.map(lambda number: reserve(f"engine{number}", tmp_path), range(12)))
     networks = [item.network for item in subnets]
-    assert all(not one.overlaps(two) for one in networks for two in networks if one is not two)
+    assert all(not element.overlaps(two) for element in networks for two in networks if element is not two)
     assert all(network.subnet_of(IPv4Network("100.64.0.0/10")) for network in networks)
     assert [reserve(f"engine{number}", tmp_path) for number in range(12)] == subnets
     with Netlink() as netlink:
@@ -241,7 +241,7 @@ def test_interface_names_fit_and_are_unique() -> None:
     assert all(len(item.make_interface_name(99999, 25)) == 15 for item in names)
 
 
-async def test_rules_of_another_engine_for_the_same_subnet_do_no_harm(topology: Topology) -> None:
+async def test_rules_of_another_engine_for_the_same_subnet_are_harmless(topology: Topology) -> None:
     """Something on the host removed the first engine's routes while it was not running, so its subnet looks free."""
     first = make_network(topology, "first", subnet="10.88.0.0/24")
     await first.open(())

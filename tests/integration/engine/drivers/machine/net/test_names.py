@@ -283,7 +283,7 @@ async def test_a_dead_name_server_is_reported_and_the_next_one_is_used(topology:
     assert await look_up(slot, "web.test") == {WEB}
 
 
-async def test_malformed_queries_do_no_harm(network: Network) -> None:
+async def test_malformed_queries_are_harmless(network: Network) -> None:
     slot = await network.acquire(0)
 
     def send_garbage() -> None:

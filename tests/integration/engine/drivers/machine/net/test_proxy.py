@@ -56,8 +56,8 @@ class SecretFiller:
     def holds_secret(self, value: str) -> bool:
         return "${" in value
 
-    def context(self, host: str) -> ssl.SSLContext:
-        return self.authority.server_context([host])
+    async def make_context(self, host: str) -> ssl.SSLContext:
+        return self.authority.make_server_context([host])
 
 
 class Site:
@@ -150,12 +150,12 @@ async def harness(topology: Topology, tmp_path: Path, monkeypatch: pytest.Monkey
     with within(topology.outside), Netlink() as netlink:
         netlink.request(links.add_address(links.LOOPBACK, IPv4Address(PLAIN)))
     servers = [
-        await _start_site(topology, proxy_harness.web, WEB, 443, public.server_context(["web.test"])),
+        await _start_site(topology, proxy_harness.web, WEB, 443, public.make_server_context(["web.test"])),
         await _start_site(
-            topology, proxy_harness.other, MIRROR, 443, public.server_context(["mirror.test", "other.test"])
+            topology, proxy_harness.other, MIRROR, 443, public.make_server_context(["mirror.test", "other.test"])
         ),
         await _start_site(topology, proxy_harness.plain, PLAIN, 80, None),
-        await _start_site(topology, proxy_harness.other, LAN, 443, public.server_context(["rebind.test"])),
+        await _start_site(topology, proxy_harness.other, LAN, 443, public.make_server_context(["rebind.test"])),
     ]
     try:
         yield proxy_harness

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from tenacity import wait_none
 
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.sandboxes.e2b import CircuitBreaker, EngineConfig, EngineSandbox, SandboxEngine
 from tests.harness.engine import Engine
@@ -36,7 +36,7 @@ async def new_sandbox(engine: SandboxEngine) -> AsyncIterator[NewSandbox]:
 
     async def create(**given: object) -> EngineSandbox:
         options = {"template": "base", "timeout_s": 600, "metadata": {}, "envs": {}} | given
-        key = options.pop("idempotency_key", None) or f"{random_id('key_')}_{next(numbers)}"
+        key = options.pop("idempotency_key", None) or f"{make_random_id('key_')}_{next(numbers)}"
         sandbox = await engine.create(idempotency_key=key, **options)  # type: ignore[arg-type]
         created.append(sandbox.id)
         return sandbox

@@ -204,9 +204,9 @@ async def test_a_command_started_twice_runs_once(engine: SandboxEngine, sandbox:
     given = spec("echo run >> /tmp/runs; sleep 0.3; echo done")
     seen = await asyncio.gather(*(run(engine, sandbox.id, given) for _ in range(4)))
     seen.append(await run(engine, sandbox.id, given))
-    assert {bytes(one.stdout) for one in seen} == {b"done\n"}
-    assert {one.ended.code for one in seen if one.ended} == {0}
-    assert sorted(one.started.pid is not None for one in seen if one.started) == [False] * 4 + [True]
+    assert {bytes(item.stdout) for item in seen} == {b"done\n"}
+    assert {candidate.ended.code for candidate in seen if candidate.ended} == {0}
+    assert sorted(candidate.started.pid is not None for candidate in seen if candidate.started) == [False] * 4 + [True]
     assert (await run(engine, sandbox.id, "cat /tmp/runs")).stdout == b"run\n"
 
 
@@ -498,7 +498,7 @@ SHORT = "open(folder + '/out', 'w').write('short'); "
         ("while True: say(':h')", {EndReason.LOST}),
     ],
     ids=[
-        *("missing", "missing in memory", "a pipe", "a device", "short", "backwards", "huge", "more than said"),
+        *("missing", "missing in memory", "a pipe", "a device", "short", "backwards", "huge", "more than announced"),
         "heartbeats without end",
     ],
 )
@@ -513,7 +513,7 @@ async def test_a_hostile_relay_cannot_exceed_the_limit_with_a_wrong_journal(
     await run(engine, sandbox.id, put)
     size = 0
     async with asyncio.timeout(20):
-        async for event in engine.commands.start(sandbox.id, given, most=limit):
+        async for event in engine.commands.start(sandbox.id, given, max_output_bytes=limit):
             if isinstance(event, CommandOutput):
                 size += len(event.data)
             elif isinstance(event, CommandEnded):

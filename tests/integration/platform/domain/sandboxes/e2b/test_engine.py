@@ -12,7 +12,7 @@ from e2b import AsyncSandbox
 from e2b.api.client.models import SandboxDetail
 
 from sandyard.kit.errors import UnsupportedError
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 from sandyard.kit.secret import Secret
 from sandyard.platform.domain.sandboxes.e2b import (
     CircuitState,
@@ -59,7 +59,7 @@ async def test_a_sandbox_is_paused_at_its_timeout_and_not_resumed_by_traffic(
 
 
 async def test_the_same_idempotency_key_gives_the_same_sandbox(new_sandbox: NewSandbox) -> None:
-    key = random_id("sbx_")
+    key = make_random_id("sbx_")
     first, second = await new_sandbox(idempotency_key=key), await new_sandbox(idempotency_key=key)
     assert first.id == second.id
 
@@ -73,7 +73,7 @@ async def test_list_returns_all_pages_and_both_states(
     engine: SandboxEngine, new_sandbox: NewSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandyard.platform.domain.sandboxes.e2b.engine.PAGE", 1)
-    group = random_id("group")
+    group = make_random_id("group")
     created = [(await new_sandbox(metadata={"group": group, "odd": "a b&c=d/é"})).id for _ in range(3)]
     other = await new_sandbox()
     await engine.pause(created[0])
@@ -172,7 +172,7 @@ async def test_a_snapshot_is_a_template_until_it_is_deleted(
     engine: SandboxEngine, sandbox: EngineSandbox, new_sandbox: NewSandbox
 ) -> None:
     await run(engine, sandbox.id, "echo kept > ~/note")
-    snapshot = await engine.create_snapshot(sandbox.id, name=random_id("snap"))
+    snapshot = await engine.create_snapshot(sandbox.id, name=make_random_id("snap"))
     copy = await new_sandbox(template=snapshot)
     assert (await run(engine, copy.id, "cat ~/note")).stdout == b"kept\n"
     await engine.kill(copy.id)
@@ -306,6 +306,15 @@ async def test_a_sandbox_without_the_requested_containers_is_removed(
     assert {listed.id for listed in await engine.list()} == before
 
 
+async def test_the_engine_says_whether_it_has_an_isolation_level(engine: SandboxEngine) -> None:
+    await engine.check_isolation("base", "namespace", containers=False)
+    with pytest.raises(EngineInvalidError, match="not an isolation level"):
+        await engine.check_isolation("base", "vm", None)
+    with pytest.raises(EngineInvalidError, match="only at the isolation level gvisor"):
+        await engine.check_isolation("base", "namespace", containers=True)
+    await engine.check_isolation("missing", "gvisor", None)  # unknown templates are not this check's business
+
+
 async def test_a_sandbox_with_less_isolation_than_requested_is_removed(
     engine: SandboxEngine, new_sandbox: NewSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,4 +331,13 @@ async def test_a_sandbox_with_less_isolation_than_requested_is_removed(
     before = {listed.id for listed in await engine.list()}
     with pytest.raises(UnsupportedError, match="does not have the isolation level namespace"):
         await new_sandbox(isolation="namespace")
+    assert {listed.id for listed in await engine.list()} == before
+
+
+async def test_labels_are_refused_if_the_endpoint_has_no_such_hosts(
+    engine: SandboxEngine, new_sandbox: NewSandbox
+) -> None:
+    before = {listed.id for listed in await engine.list()}
+    with pytest.raises(EngineInvalidError, match="requires a host with gpu=yes, and this engine has no hosts"):
+        await new_sandbox(host_labels={"gpu": "yes"})
     assert {listed.id for listed in await engine.list()} == before

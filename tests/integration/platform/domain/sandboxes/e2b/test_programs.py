@@ -64,8 +64,8 @@ async def test_directory_variables_and_user_are_applied(engine: SandboxEngine, s
 async def test_the_exit_code_of_the_program_is_returned(
     engine: SandboxEngine, sandbox: EngineSandbox, code: int
 ) -> None:
-    ran = await engine.programs.run(sandbox.id, ["bash", "-c", f"echo said; echo why >&2; exit {code}"])
-    assert (ran.exit_code, ran.stdout, ran.stderr) == (code, b"said\n", "why\n")
+    ran = await engine.programs.run(sandbox.id, ["bash", "-c", f"echo out; echo why >&2; exit {code}"])
+    assert (ran.exit_code, ran.stdout, ran.stderr) == (code, b"out\n", "why\n")
 
 
 async def test_a_missing_program_is_reported(engine: SandboxEngine, sandbox: EngineSandbox) -> None:

@@ -20,20 +20,20 @@ def test_splits_lines_into_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_reports_exceeded_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_MESSAGES", 1)
-    told, made = MessageCounter(), Transcript()
+    counter, made = MessageCounter(), Transcript()
     for key in "ab":
-        assert told.find_exceeded_limit(made) is None
+        assert counter.find_exceeded_limit(made) is None
         made.apply({"sessionUpdate": "tool_call", "toolCallId": key})
-    assert "1 messages" in str(told.find_exceeded_limit(made))
+    assert "1 messages" in str(counter.find_exceeded_limit(made))
     monkeypatch.setattr(limits, "MAX_REQUEST_BYTES", 10)
-    told.count(wire.Notification("x", {}), 100)
-    assert told.find_exceeded_limit(Transcript()) is None
-    told.count(wire.Request("1", "x", {}), 11)
-    assert told.find_exceeded_limit(Transcript()) is not None
+    counter.count(wire.Notification("x", {}), 100)
+    assert counter.find_exceeded_limit(Transcript()) is None
+    counter.count(wire.Request("1", "x", {}), 11)
+    assert counter.find_exceeded_limit(Transcript()) is not None
 
 
 @pytest.mark.parametrize(
-    ("limit", "one"),
+    ("limit", "message"),
     [
         ("MAX_REQUESTS", wire.Notification("$/cancel_request", {})),
         ("MAX_REQUESTS", wire.Response(1, {})),
@@ -41,12 +41,32 @@ def test_reports_exceeded_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         ("MAX_NOTIFICATIONS", wire.Notification("_x", {})),
     ],
 )
-def test_limits_other_messages(monkeypatch: pytest.MonkeyPatch, limit: str, one: wire.Incoming) -> None:
+def test_limits_other_messages(monkeypatch: pytest.MonkeyPatch, limit: str, message: wire.Incoming) -> None:
     monkeypatch.setattr(limits, limit, 1)
-    told = MessageCounter()
+    counter = MessageCounter()
     for _ in range(3):
-        told.count(wire.Notification("session/update", {}), 1)
-    told.count(one, 1)
-    assert told.find_exceeded_limit(Transcript()) is None
-    told.count(one, 1)
-    assert "more than 1 " in str(told.find_exceeded_limit(Transcript()))
+        counter.count(wire.Notification("session/update", {}), 1)
+    counter.count(message, 1)
+    assert counter.find_exceeded_limit(Transcript()) is None
+    counter.count(message, 1)
+    assert "more than 1 " in str(counter.find_exceeded_limit(Transcript()))
+
+
+def test_changes_of_what_was_stored_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them is written again, with an event that is kept."""
+    monkeypatch.setattr(limits, "MAX_CHANGES", 10)
+    transcript, counter = Transcript(), MessageCounter()
+
+    def update(status: str) -> int:
+        call = {"sessionUpdate": "tool_call_update", "toolCallId": "c", "title": "t", "status": status}
+        transcript.apply(call)
+        changes = len(transcript.take_changes())
+        transcript.mark_written()
+        return changes
+
+    assert [update("pending"), update("pending")] == [1, 0], "nothing has changed"
+    for number in range(10):
+        assert update("in_progress" if number % 2 == 0 else "pending") == 1
+        assert counter.find_exceeded_limit(transcript) is None
+    update("completed")
+    assert "more than 10 changes" in str(counter.find_exceeded_limit(transcript))

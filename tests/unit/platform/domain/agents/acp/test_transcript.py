@@ -16,14 +16,14 @@ def text(words: str, kind: str = "agent_message_chunk", **more: Any) -> dict[str
 
 
 def parts(made: Transcript) -> list[dict[str, Any]]:
-    return [entry.part for entry in made.changes()]
+    return [entry.part for entry in made.take_changes()]
 
 
 def test_consecutive_chunks_form_one_message() -> None:
     made = Transcript()
     for update in (text("a"), text("b"), text("c", "agent_thought_chunk"), text("d"), text("e", messageId="2")):
         made.apply(update)
-    found = made.changes()
+    found = made.take_changes()
     assert [(entry.part["type"], entry.part["text"], entry.delta) for entry in found] == [
         ("text", "ab", "ab"),
         ("thought", "c", "c"),
@@ -33,7 +33,7 @@ def test_consecutive_chunks_form_one_message() -> None:
     assert [entry.id for entry in found] == sorted(entry.id for entry in found)
     made.mark_written()
     made.apply(text("f", messageId="2"))
-    (entry,) = made.changes()
+    (entry,) = made.take_changes()
     assert (entry.new, entry.part["text"], entry.delta) == (False, "ef", "f")
 
 
@@ -41,11 +41,11 @@ def test_continues_known_messages() -> None:
     first = Transcript("msg_0")
     first.apply({"sessionUpdate": "tool_call", "toolCallId": "t", "title": "make"})
     first.apply(text("abc"))
-    known = [(entry.id, entry.part) for entry in first.changes()]
+    known = [(entry.id, entry.part) for entry in first.take_changes()]
     second = Transcript("", known)
     second.apply(text("def"))
     second.apply({"sessionUpdate": "tool_call_update", "toolCallId": "t", "status": "completed"})
-    found = {entry.id: entry for entry in second.changes()}
+    found = {entry.id: entry for entry in second.take_changes()}
     assert set(found) == {id_ for id_, _ in known}
     assert found[known[1][0]].part["text"] == "abcdef"
     assert (found[known[0][0]].part["title"], found[known[0][0]].part["status"]) == ("make", "completed")
@@ -153,13 +153,13 @@ def test_cuts_content_at_last_piece_that_fits(monkeypatch: pytest.MonkeyPatch, p
     """It is serialized only a few times, however many pieces it has, because that blocks the loop."""
     written, dumps = 0, json.dumps
 
-    def counted(value: Any, **options: Any) -> str:
+    def count_and_dump(value: Any, **options: Any) -> str:
         nonlocal written
         made = dumps(value, **options)
         written += len(made)
         return made
 
-    monkeypatch.setattr(json, "dumps", counted)
+    monkeypatch.setattr(json, "dumps", count_and_dump)
     made = Transcript()
     content = [{"type": "content", "content": {"type": "text", "text": "z" * VALUE_LIMIT}}] * pieces
     made.apply({"sessionUpdate": "tool_call", "toolCallId": "t", "content": content})
@@ -180,14 +180,14 @@ def test_ids_within_a_millisecond_are_ordered() -> None:
 
 
 def test_summary_contains_last_messages() -> None:
-    said = [("user", [{"type": "text", "text": f"question {n} " + "x" * 1000}]) for n in range(100)]
-    said.append(("agent", [{"type": "tool_call", "title": "make", "status": "completed"}]))
-    told = client.write_summary(said)
-    assert told is not None
-    assert len(told) < client.SUMMARY_LIMIT * 1.1
-    assert "question 99" in told
-    assert "question 3 " not in told
-    assert "You did: make (completed)" in told
+    conversation = [("user", [{"type": "text", "text": f"question {n} " + "x" * 1000}]) for n in range(100)]
+    conversation.append(("agent", [{"type": "tool_call", "title": "make", "status": "completed"}]))
+    summary = client.write_summary(conversation)
+    assert summary is not None
+    assert len(summary) < client.SUMMARY_LIMIT * 1.1
+    assert "question 99" in summary
+    assert "question 3 " not in summary
+    assert "You did: make (completed)" in summary
     assert client.write_summary([]) is None
 
 
@@ -209,7 +209,7 @@ def test_tracks_weight() -> None:
     made.apply(text("y" * 500))
     assert len(made) == 2
     assert 1500 < made.weight < 2500
-    again = Transcript(known=[(entry.id, entry.part) for entry in made.changes()])
+    again = Transcript(known=[(entry.id, entry.part) for entry in made.take_changes()])
     assert abs(again.weight - made.weight) < 100
 
 

@@ -40,8 +40,8 @@ def test_parses_each_kind_of_message() -> None:
 
 
 def test_replaces_characters_that_cannot_be_stored() -> None:
-    told = wire.parse_line(b'{"method":"m","params":{"a":"x\\u0000\\ud800y"}}')
-    assert told == wire.Notification("m", {"a": "x\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}y"})
+    notification = wire.parse_line(b'{"method":"m","params":{"a":"x\\u0000\\ud800y"}}')
+    assert notification == wire.Notification("m", {"a": "x\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}y"})
 
 
 def test_encodes_one_line_of_ascii() -> None:

@@ -1,4 +1,4 @@
-"""How the demo agent distinguishes instructions from prose."""
+"""Test how the demo agent distinguishes instructions from prose."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sandyard.platform.domain.agents.demo.instructions import Step, parse_prompt
         ("Crash.", Step("crash")),
     ],
 )
-def test_one_line(line: str, step: Step) -> None:
+def test_a_line_is_parsed_as_one_step(line: str, step: Step) -> None:
     assert parse_prompt(line).steps == [step]
     assert parse_prompt(f"Some prose.\r\n{line}\r\n\r\nMore of it.").steps == [step]
     fix = parse_prompt(f"Fix: {line.lstrip('`').rstrip('`')}")
@@ -46,7 +46,7 @@ def test_one_line(line: str, step: Step) -> None:
         "fix: the login",
     ],
 )
-def test_prose(prose: str) -> None:
+def test_prose_contains_no_instructions(prose: str) -> None:
     assert parse_prompt(prose) == ([], [])
 
 

@@ -20,7 +20,7 @@ class User:
 
     def __init__(self) -> None:
         self.option = "reject"
-        self.said = ""
+        self.text = ""
 
     def request(self, method: str, params: dict[str, Any], cancelled: object) -> dict[str, Any]:
         return {"outcome": {"outcome": "selected", "optionId": self.option}}
@@ -28,7 +28,7 @@ class User:
     def notify(self, method: str, params: dict[str, Any]) -> None:
         update = params["update"]
         if update["sessionUpdate"] == "agent_message_chunk":
-            self.said += update["content"]["text"]
+            self.text += update["content"]["text"]
 
     def wake(self) -> None: ...
 
@@ -65,9 +65,9 @@ def test_instructions_after_a_denied_one_are_followed_when_it_is_allowed(
     send(reopened, RESUME)
     assert list_files(reopened) == ["a", "b"]
     assert (Path(reopened.folder) / "a").read_text() == "changed since\n"
-    user.said = ""
+    user.text = ""
     send(reopened, RESUME)
-    assert "no instructions left" in user.said
+    assert "no instructions left" in user.text
     assert list_files(reopened) == ["a", "b"]
 
 

@@ -1,4 +1,4 @@
-"""How the built-in agents are started."""
+"""Test how the built-in agents are started."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def words(launch: Launch) -> str:
     return "\n".join([*launch.argv, *launch.envs.values(), *(data.decode() for data in launch.files.values())])
 
 
-@pytest.mark.parametrize(("profile", "api"), PAIRS, ids=lambda one: getattr(one, "name", one))
+@pytest.mark.parametrize(("profile", "api"), PAIRS, ids=lambda candidate: getattr(candidate, "name", candidate))
 def test_configures_only_its_model(profile: Profile, api: ModelApi) -> None:
     launch = started(profile, api, "some-model", wanted="house/some-model")
     assert "http://127.0.0.1:4100/prv_x" in words(launch)
@@ -109,7 +109,7 @@ def test_every_agent_can_be_made_to_ask(profile: Profile, mode: str | None) -> N
             )
 
 
-def test_asking_modes() -> None:
+def test_modes_in_which_agents_ask_for_permission() -> None:
     known = {name: list_asking_modes(profile) for name, profile in BUILT_IN.items()}
     assert known == {
         "claude": ["default", "plan"],
@@ -137,7 +137,7 @@ def test_all_packages_are_locked(name: str) -> None:
 
 @pytest.mark.parametrize("module", [claude, codex, gemini, opencode])
 def test_installs_locked_version(module: ModuleType) -> None:
-    (profile,) = (one for one in vars(module).values() if isinstance(one, BuiltInProfile))
+    (profile,) = (candidate for candidate in vars(module).values() if isinstance(candidate, BuiltInProfile))
     assert profile.install is not None
     script = profile.install.script
     assert f'"{module.PACKAGE}":"{module.VERSION}"' in script

@@ -1,4 +1,4 @@
-"""What agents may do without asking a person."""
+"""The policy for what agents may do without asking a person."""
 
 from __future__ import annotations
 

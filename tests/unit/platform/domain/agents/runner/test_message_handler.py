@@ -132,8 +132,8 @@ async def test_limits_pending_requests(database: Database, monkeypatch: pytest.M
         """Return the turn's status, the ids of pending requests, and all that the agent was sent."""
         nonlocal place
         lines = []
-        for one in messages:
-            line = json.dumps({"jsonrpc": "2.0", **one}).encode()
+        for message in messages:
+            line = json.dumps({"jsonrpc": "2.0", **message}).encode()
             place += len(line) + 1
             lines.append((place, line))
         await handler.handle_lines(lines, place)
@@ -193,8 +193,8 @@ async def turn_after(database: Database, deps: Failing, *lines: dict[str, Any]) 
         turn.run_id, turn.status, turn.request = "r", "running", 7
         run.options = {"pending": {"7": "session/prompt"}}
     handler, place = MessageHandler(cast(AgentRunnerDeps, deps), "r"), 0
-    for one in (*lines, {"id": 7, "result": {"stopReason": "end_turn"}}):
-        line = json.dumps({"jsonrpc": "2.0", **one}).encode()
+    for item in (*lines, {"id": 7, "result": {"stopReason": "end_turn"}}):
+        line = json.dumps({"jsonrpc": "2.0", **item}).encode()
         place += len(line) + 1
         await handler.handle_lines([(place, line)], place)
     async with database.reading() as session:
@@ -203,13 +203,13 @@ async def turn_after(database: Database, deps: Failing, *lines: dict[str, Any]) 
     return found
 
 
-def said(kind: str, **update: Any) -> dict[str, Any]:
+def make_update(kind: str, **update: Any) -> dict[str, Any]:
     return {"method": "session/update", "params": {"update": {"sessionUpdate": kind, **update}}}
 
 
-TEXT = said("agent_message_chunk", content={"type": "text", "text": "Done."})
-TOOL = said("tool_call", toolCallId="1", title="ls")
-THOUGHT = said("agent_thought_chunk", content={"type": "text", "text": "Hm."})
+TEXT = make_update("agent_message_chunk", content={"type": "text", "text": "Done."})
+TOOL = make_update("tool_call", toolCallId="1", title="ls")
+THOUGHT = make_update("agent_thought_chunk", content={"type": "text", "text": "Hm."})
 
 
 @pytest.mark.parametrize("before", [[], [THOUGHT], [TEXT, TOOL]])

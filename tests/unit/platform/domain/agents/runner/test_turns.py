@@ -28,6 +28,8 @@ NOTICE: TextPart = {"type": "text", "text": "You work in a checkout.", "source":
     [
         ([text("Fix the login.\nIt is slow.")], "Fix the login."),
         ([NOTICE, text("\n  Fix   the\tlogin ")], "Fix the login"),
+        ([text("\x1b]0;a\x07\x1b[31mFix\u202e the\x9b\u2066login\x7f")], "]0;a [31mFix the login"),
+        ([text("\u202e\x1b\nFix it")], "Fix it"),
         ([text("x" * 61)], "x" * 59 + "…"),
         ([NOTICE], None),
         ([text(" \n")], None),

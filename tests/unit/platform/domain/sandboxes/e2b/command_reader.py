@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
-from sandyard.kit.ids import random_id
+from sandyard.kit.ids import make_random_id
 from sandyard.platform.domain.sandboxes.e2b import (
     CommandEnded,
     CommandOutput,
@@ -46,7 +46,7 @@ class Seen:
 
 
 def spec(command: str, **options: object) -> CommandSpec:
-    return CommandSpec(id=random_id("cmd_"), command=command, **options)  # type: ignore[arg-type]
+    return CommandSpec(id=make_random_id("cmd_"), command=command, **options)  # type: ignore[arg-type]
 
 
 async def run(engine: SandboxEngine, sandbox_id: str, command: str | CommandSpec, **options: object) -> Seen:

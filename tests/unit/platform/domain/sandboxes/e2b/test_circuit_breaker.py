@@ -137,7 +137,7 @@ async def test_only_failed_connections_of_calls_that_tenants_can_delay_count() -
     assert breaker.state is CircuitState.OPEN
 
 
-async def test_calls_that_tenants_can_delay_are_no_probes() -> None:
+async def test_calls_that_tenants_can_delay_are_not_used_as_probes() -> None:
     clock = ManualClock()
     breaker = CircuitBreaker(clock)
     await fail(breaker, 5)

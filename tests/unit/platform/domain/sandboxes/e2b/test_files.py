@@ -1,4 +1,4 @@
-"""Read a file of a sandbox from an offset on, whatever the server answers."""
+"""Read a file of a sandbox from an offset on, also if the server's answers are invalid."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ async def test_reads_from_any_offset(monkeypatch: pytest.MonkeyPatch, offset: in
         assert request.headers["range"] == f"bytes={offset}-"
         if not ranges:
             return httpx.Response(200, content=chunks(CONTENT))
-        told = {"Content-Range": f"bytes {offset}-{len(CONTENT) - 1}/{len(CONTENT)}"}
-        return httpx.Response(206, headers=told, content=chunks(CONTENT[offset:]))
+        range_headers = {"Content-Range": f"bytes {offset}-{len(CONTENT) - 1}/{len(CONTENT)}"}
+        return httpx.Response(206, headers=range_headers, content=chunks(CONTENT[offset:]))
 
     pieces = await read(monkeypatch, answer, offset)
     assert b"".join(pieces) == CONTENT[offset:]

@@ -39,8 +39,8 @@ LINES = (
 
 
 def test_parses_complete_output() -> None:
-    said = "\n".join([*TABLE, FILES + LINES]).encode()
-    assert parse(said) == [
+    output = "\n".join([*TABLE, FILES + LINES]).encode()
+    assert parse(output) == [
         Listener(3000, "127.0.0.1", "node"),
         Listener(3001, "::1", None),
         Listener(3002, "127.0.0.1", None),
@@ -50,17 +50,17 @@ def test_parses_complete_output() -> None:
 
 
 def test_programs_missing_in_sandbox() -> None:
-    said = "\n".join([*TABLE[:2], "::files", "::lines", ""]).encode()
-    assert parse(said) == [Listener(3000, "127.0.0.1", None), Listener(8000, "0.0.0.0", None)]
+    output = "\n".join([*TABLE[:2], "::files", "::lines", ""]).encode()
+    assert parse(output) == [Listener(3000, "127.0.0.1", None), Listener(8000, "0.0.0.0", None)]
 
 
 def test_returns_widest_address_of_port() -> None:
-    said = "\n".join([line("0100007F", 80, 11), line("00000000", 80, 55), FILES + LINES]).encode()
-    assert parse(said) == [Listener(80, "0.0.0.0", "node")]
+    output = "\n".join([line("0100007F", 80, 11), line("00000000", 80, 55), FILES + LINES]).encode()
+    assert parse(output) == [Listener(80, "0.0.0.0", "node")]
 
 
 @pytest.mark.parametrize(
-    "said",
+    "output",
     [
         b"",
         b"\xff\xfe::files\n::lines\n",
@@ -75,18 +75,18 @@ def test_returns_widest_address_of_port() -> None:
         b"::files\n/proc/99999999999999999999/fd:\nsocket:[1]\n::lines\n==> /proc/x/cmdline <==\n",
     ],
 )
-def test_ignores_invalid_output(said: bytes) -> None:
-    assert parse(said) == []
+def test_ignores_invalid_output(output: bytes) -> None:
+    assert parse(output) == []
 
 
 def test_sanitizes_process_names() -> None:
     odd = "::lines\n==> /proc/7/cmdline <==\n/bin/\x1b[31mred\u202e" + "x" * 200 + "\0"
-    [one] = parse("\n".join([TABLE[0], FILES + odd]).encode())
-    assert one.process is not None
-    assert "\x1b" not in one.process
-    assert len(one.process) <= 60
+    [listener] = parse("\n".join([TABLE[0], FILES + odd]).encode())
+    assert listener.process is not None
+    assert "\x1b" not in listener.process
+    assert len(listener.process) <= 60
 
 
 def test_limits_number_of_ports() -> None:
-    said = "\n".join(line("0100007F", port, port) for port in range(1, 3000)).encode()
-    assert len(parse(said)) == LISTED
+    output = "\n".join(line("0100007F", port, port) for port in range(1, 3000)).encode()
+    assert len(parse(output)) == LISTED

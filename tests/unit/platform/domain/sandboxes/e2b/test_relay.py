@@ -16,7 +16,7 @@ import pytest
 from sandyard.platform.domain.sandboxes.e2b import CommandEnded, CommandSpec, EndReason, guest_sources
 from sandyard.platform.domain.sandboxes.e2b.guest.relay import journal as guest_journal
 from sandyard.platform.domain.sandboxes.e2b.guest.relay import output
-from sandyard.platform.domain.sandboxes.e2b.relay import Frame, journal_path
+from sandyard.platform.domain.sandboxes.e2b.relay import Frame, get_journal_path
 
 GUEST = Path(guest_sources.__file__).with_name("guest")
 
@@ -41,8 +41,8 @@ def test_parses_journal_growth() -> None:
     frame = Frame.parse(":b 2 4711 1")
     assert frame is not None
     assert frame.grown == ("2", 4711, 1)
-    assert journal_path("cmd_1", "2", 1) == "/dev/shm/.sandyard/commands/cmd_1/err"
-    assert journal_path("cmd_1", "1", 0) == f"{guest_journal.journal_folders('cmd_1')[0]}/out"
+    assert get_journal_path("cmd_1", "2", 1) == "/dev/shm/.sandyard/commands/cmd_1/err"
+    assert get_journal_path("cmd_1", "1", 0) == f"{guest_journal.list_journal_folders('cmd_1')[0]}/out"
 
 
 @pytest.mark.parametrize(

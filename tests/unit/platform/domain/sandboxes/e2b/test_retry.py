@@ -136,11 +136,11 @@ async def test_honors_cancellation_swallowed_by_sdk(error: Exception | None) -> 
                 raise error from None
         return "done"
 
-    asking = asyncio.create_task(transport.call_api("info", call))
+    task = asyncio.create_task(transport.call_api("info", call))
     await asyncio.sleep(0)
-    asking.cancel()
-    await asyncio.wait((asking,), timeout=5)
-    assert asking.cancelled()
+    task.cancel()
+    await asyncio.wait((task,), timeout=5)
+    assert task.cancelled()
     assert clock.slept == []
 
 
@@ -160,27 +160,27 @@ async def test_sdk_timeout_is_not_cancellation() -> None:
 
 @pytest.mark.parametrize("verb", ["open", "attach"])
 async def test_disconnects_abandoned_terminal(verb: str) -> None:
-    answer, left = asyncio.get_running_loop().create_future(), asyncio.Event()
+    answer, disconnected = asyncio.get_running_loop().create_future(), asyncio.Event()
 
     async def forever() -> None:
         await asyncio.Event().wait()
 
     async def disconnect() -> None:
-        left.set()
+        disconnected.set()
 
-    async def swallowing(*_: object, **__: object) -> SimpleNamespace:
+    async def swallow_cancellation(*_: object, **__: object) -> SimpleNamespace:
         with contextlib.suppress(asyncio.CancelledError):
             await answer
         return SimpleNamespace(pid=1, wait=forever, disconnect=disconnect)
 
     transport = EngineTransport(EngineConfig(Secret("e2b_key")), CircuitBreaker(InstantClock()), InstantClock())
-    pty = SimpleNamespace(create=swallowing, connect=swallowing)
+    pty = SimpleNamespace(create=swallow_cancellation, connect=swallow_cancellation)
     sandbox: Any = SimpleNamespace(sandbox_id="box", pty=pty)
     transport.remember(sandbox)
     terminals = Terminals(transport)
-    asking = asyncio.create_task(terminals.open("box", 80, 24) if verb == "open" else terminals.attach("box", 1))
+    task = asyncio.create_task(terminals.open("box", 80, 24) if verb == "open" else terminals.attach("box", 1))
     await asyncio.sleep(0)
-    asking.cancel()
-    await asyncio.wait((asking,), timeout=5)
-    assert asking.cancelled()
-    assert left.is_set()
+    task.cancel()
+    await asyncio.wait((task,), timeout=5)
+    assert task.cancelled()
+    assert disconnected.is_set()

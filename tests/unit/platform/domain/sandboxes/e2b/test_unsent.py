@@ -38,9 +38,9 @@ async def test_busy_stream_yields_to_others() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    said = stream.read_lines()
+    received = stream.read_lines()
     for _ in range(10_000):
-        await anext(said)
+        await anext(received)
     task.cancel()
     assert turns >= 10_000 // streams.LINES_AT_ONCE - 1
 
@@ -49,10 +49,10 @@ async def test_busy_stream_yields_to_others() -> None:
 async def test_data_arriving_with_cancellation_does_not_undo_it(kind: str) -> None:
     transport: Any = None
     stream = streams.LineStream(transport) if kind == "lines" else RelayStream(transport, 30)
-    said = stream.read_lines() if isinstance(stream, streams.LineStream) else stream.frames()
+    received = stream.read_lines() if isinstance(stream, streams.LineStream) else stream.frames()
 
     async def hear() -> None:
-        async for _ in said:
+        async for _ in received:
             pass
 
     hearing = asyncio.create_task(hear())

@@ -5,7 +5,7 @@ Traffic that is not for a rule's host is forwarded unchanged to its destination.
 server: it presents a certificate of the engine's authority, reads HTTP/1.1, sets the headers, and sends the request to
 the host, which it resolves itself, over verified TLS.
 
-Guarantees, whatever a sandbox tries
+Guarantees, also against a hostile sandbox
 - The proxy reaches nothing that the sandbox could not: every connection it opens starts in the sandbox's own network
   namespace, and passes the same rules of the same firewall.
 - The sandbox never decides where a request with a secret goes: the name is resolved by the host's name servers, the

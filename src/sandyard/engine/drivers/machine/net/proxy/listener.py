@@ -8,16 +8,18 @@ import functools
 import logging
 import socket
 import ssl
+from collections import OrderedDict
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 from typing import Any
 
+from sandyard.engine.certificates.server_certificates import IssuingLimit
 from sandyard.engine.contract import HostRule, Outbound
 from sandyard.engine.drivers.machine.net.policy import Egress
 from sandyard.engine.drivers.machine.net.proxy import host_detection
 from sandyard.engine.drivers.machine.net.proxy.dialler import Dialler
-from sandyard.engine.drivers.machine.net.proxy.exchange import Exchange, Streams
+from sandyard.engine.drivers.machine.net.proxy.proxied_connection import ProxiedConnection, Streams
 from sandyard.engine.drivers.machine.net.proxy.sockets import (
     enable_keepalive,
     get_original_destination,
@@ -35,6 +37,26 @@ MAX_PER_SANDBOX, _MAX_TOTAL = 256, 4096  # concurrent connections
 _SILENCE_TIMEOUT_S = 5.0  # how long to wait for a client's first bytes; its server may send first
 _HANDSHAKE_TIMEOUT_S = 10.0
 _BUFFER_BYTES = 64 << 10
+_NAMES_PER_SECOND, _NAMES_AT_ONCE = 5, 100  # new host names of one sandbox for which certificates are issued
+
+
+class NameLimit:
+    """Limits for how many host names one sandbox gets certificates. Each takes milliseconds of the engine, and a rule for
+    `*.example.com` allows any number."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, None] = OrderedDict()
+        self._new = IssuingLimit(_NAMES_PER_SECOND, _NAMES_AT_ONCE)
+
+    def take(self, host: str) -> bool:
+        """Return whether the sandbox may have a certificate for this name now."""
+        if host not in self._known and not self._new.take():
+            return False
+        self._known[host] = None
+        self._known.move_to_end(host)
+        if len(self._known) > _NAMES_AT_ONCE:
+            self._known.popitem(last=False)
+        return True
 
 
 @dataclass(slots=True)
@@ -45,6 +67,7 @@ class _Client:
     address: IPv4Address
     egress: Egress
     links: set[_Link] = field(default_factory=set)
+    names: NameLimit = field(default_factory=NameLimit)
 
     def find_rule(self, host: str) -> HostRule | None:
         return self.egress.find_rule(host)
@@ -161,7 +184,7 @@ class Proxy:
                 link.sockets.append(upstream)
                 await splice(connection, upstream)
             else:
-                await self._run_exchange(client, link, connection, host, secure=port == HTTPS)
+                await self._serve_rule_host(client, link, connection, host, secure=port == HTTPS)
 
     async def _detect_host(self, connection: socket.socket, port: int) -> str | None:
         parse = {HTTPS: host_detection.parse_tls, HTTP: host_detection.parse_http}.get(port)
@@ -173,7 +196,7 @@ class Proxy:
                 return detected.host if detected is not None else None
         return None
 
-    async def _run_exchange(
+    async def _serve_rule_host(
         self, client: _Client, link: _Link, connection: socket.socket, host: str, *, secure: bool
     ) -> None:
         async def dial() -> Streams:
@@ -183,15 +206,18 @@ class Proxy:
                 return await self._dialler.start_tls(upstream, host)
             return await asyncio.open_connection(sock=upstream)
 
+        if secure and not client.names.take(host):
+            reset_on_close(connection)
+            return
         try:
-            context = self._outbound.context(host) if secure else None
+            context = await self._outbound.make_context(host) if secure else None
         except SandyardError as error:
             log.warning("proxy_certificate_missing host=%s reason=%s", host, error.message)
             reset_on_close(connection)
             return
         streams = await _open_streams(connection, context)
         link.transport = streams[1].transport
-        exchange = Exchange(
+        proxied = ProxiedConnection(
             streams,
             host,
             secure=secure,
@@ -200,7 +226,7 @@ class Proxy:
             dial=dial,
         )
         with turns_for(str(client.address)):
-            await exchange.run()
+            await proxied.run()
 
 
 async def _open_streams(connection: socket.socket, context: ssl.SSLContext | None) -> Streams:

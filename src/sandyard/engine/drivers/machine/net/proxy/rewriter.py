@@ -78,7 +78,10 @@ def is_websocket(request: h11.Request) -> bool:
 def filter_headers(message: Message, also_dropped: Sequence[bytes]) -> Headers:
     """Return the headers in their original spelling, without those that concern only one connection, and without
     `also_dropped`."""
-    named = _list_connection_tokens(message.headers) - {b"content-length", b"host"}  # needed whatever `Connection` says
+    named = _list_connection_tokens(message.headers) - {
+        b"content-length",
+        b"host",
+    }  # needed even if `Connection` names them
     dropped = HOP_BY_HOP | named | set(also_dropped)
     return [(name, value) for name, value in message.headers.raw_items() if name.lower() not in dropped]
 

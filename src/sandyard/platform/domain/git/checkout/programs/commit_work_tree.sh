@@ -19,21 +19,21 @@ skipped=$t/skipped
 : >"$skipped"
 g ls-files -z --others --exclude-standard | sed -z 's,^,./,' |
   xargs -0 -r sh -c 'find "$@" -maxdepth 0 -type f -size +102400k -print0' sandyard >"$t/large" 2>/dev/null
-not=()
+excluded=()
 while IFS= read -r -d '' path; do
-  not+=(":(exclude,top,literal)${path#./}")
+  excluded+=(":(exclude,top,literal)${path#./}")
   printf '%s\0' "${path#./}" >>"$skipped"
 done <"$t/large"
-if [ ${#not[@]} -eq 0 ]; then g add -A --ignore-errors 2>"$t/said"
-else patterned add -A --ignore-errors -- . "${not[@]}" 2>"$t/said"; fi
+if [ ${#excluded[@]} -eq 0 ]; then g add -A --ignore-errors 2>"$t/messages"
+else patterned add -A --ignore-errors -- . "${excluded[@]}" 2>"$t/messages"; fi
 if [ $? -ne 0 ]; then
-  ! grep -qE 'No space left|Disk quota' "$t/said" || { cat "$t/said" >&2; exit 1; }
+  ! grep -qE 'No space left|Disk quota' "$t/messages" || { cat "$t/messages" >&2; exit 1; }
   g ls-files -z --others --modified --exclude-standard >"$t/left"
   while IFS= read -r -d '' path; do
     [ ! -e "$path" ] && [ ! -L "$path" ] || printf '%s\0' "$path" >>"$skipped"
   done <"$t/left"
 fi
-tree=$(g write-tree) || { cat "$t/said" >&2; exit 1; }
+tree=$(g write-tree) || { cat "$t/messages" >&2; exit 1; }
 printf -v message 'sandyard: work tree\n\nbranch: %s\nunborn: %s\n' "$branch" "$unborn"
-at=$(g commit-tree -p "$head" -m 'sandyard: index' "$staged") || exit 1
-commit=$(g commit-tree -p "$head" -p "$at" -m "$message" "$tree") || exit 1
+index_commit=$(g commit-tree -p "$head" -m 'sandyard: index' "$staged") || exit 1
+commit=$(g commit-tree -p "$head" -p "$index_commit" -m "$message" "$tree") || exit 1

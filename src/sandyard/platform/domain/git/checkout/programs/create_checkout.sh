@@ -43,6 +43,10 @@ if [ -n "$origin" ]; then
   g config remote.origin.url "$origin" && g config remote.origin.fetch '+refs/heads/*:refs/remotes/origin/*' || exit 1
 fi
 g -c checkout.workers=0 checkout -q -f --no-track -B "$branch" "$commit" -- || exit 1
+# Byproducts of programs are not work. A repository that has some of them wants them.
+byproducts=(__pycache__/ '*.py[cod]' node_modules/)
+[ -n "$(g ls-files --cached --ignored "${byproducts[@]/#/--exclude=}" | head -n 1)" ] ||
+  printf '%s\n' "${byproducts[@]}" >>.git/info/exclude || exit 1
 if [ -n "$upstream" ]; then
   g config "branch.$branch.remote" origin && g config "branch.$branch.merge" "refs/heads/$branch" || exit 1
 fi

@@ -8,17 +8,17 @@ leave=$1 other=$2 message=$3
 . ./require_no_merge.sh
 other=$(g rev-parse -q --verify --end-of-options "$other^{commit}") || { echo "there is no commit $2" >&2; exit 1; }
 g -c merge.verifySignatures=false merge --ff --no-edit --no-verify --no-gpg-sign --no-autostash --no-stat --no-squash \
-  -m "$message" "$other" >"$t/said" 2>&1
+  -m "$message" "$other" >"$t/messages" 2>&1
 code=$?
 [ $code -ne 0 ] || exit 0
 g ls-files -u -z >"$t/files"
 if [ ! -s "$t/files" ]; then
   [ ! -e "$d/MERGE_HEAD" ] || g merge --abort 2>/dev/null || g reset -q --merge
-  cat "$t/said" >&2
+  cat "$t/messages" >&2
   exit 1
 fi
-if [ -z "$leave" ]; then g merge --abort 2>>"$t/said" || { cat "$t/said" >&2; exit 94; }; fi
-tr -d '\000' <"$t/said"
+if [ -z "$leave" ]; then g merge --abort 2>>"$t/messages" || { cat "$t/messages" >&2; exit 94; }; fi
+tr -d '\000' <"$t/messages"
 printf '\0'
 cat "$t/files"
 exit 93

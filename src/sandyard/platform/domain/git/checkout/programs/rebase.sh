@@ -7,13 +7,13 @@ onto=$1
 . ./require_no_merge.sh
 onto=$(g rev-parse -q --verify --end-of-options "$onto^{commit}") || { echo "there is no commit $1" >&2; exit 1; }
 g -c rebase.updateRefs=false -c rebase.autoSquash=false -c rebase.rebaseMerges=false -c rebase.missingCommitsCheck=ignore \
-  rebase -q --no-fork-point --no-autostash --no-gpg-sign --no-verify --no-stat "$onto" >"$t/said" 2>&1
+  rebase -q --no-fork-point --no-autostash --no-gpg-sign --no-verify --no-stat "$onto" >"$t/messages" 2>&1
 code=$?
 [ $code -ne 0 ] || exit 0
 g ls-files -u -z >"$t/files"
-if busy; then g rebase --abort 2>>"$t/said" || { cat "$t/said" >&2; exit 94; }; fi
-if [ ! -s "$t/files" ]; then cat "$t/said" >&2; exit 1; fi
-tr -d '\000' <"$t/said"
+if busy; then g rebase --abort 2>>"$t/messages" || { cat "$t/messages" >&2; exit 94; }; fi
+if [ ! -s "$t/files" ]; then cat "$t/messages" >&2; exit 1; fi
+tr -d '\000' <"$t/messages"
 printf '\0'
 cat "$t/files"
 exit 93

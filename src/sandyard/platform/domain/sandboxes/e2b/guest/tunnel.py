@@ -52,8 +52,7 @@ ONCE_PREFIX = "/mcp_"  # requests that may have had effects: once sent to one pl
 # the bridge ------------------------------------------------------------------------------------------------------------
 
 
-def write_line(line: str) -> None:
-    data = line.encode("ascii") + b"\n"
+def write_output(data: bytes) -> None:
     while data:
         data = data[os.write(1, data) :]
 
@@ -160,12 +159,8 @@ def bridge(link: socket.socket) -> "NoReturn":
 
 def copy_daemon_output(link: socket.socket) -> None:
     try:
-        while True:
-            data = link.recv(65536)
-            if not data:
-                break
-            while data:
-                data = data[os.write(1, data) :]
+        for data in iter(lambda: link.recv(65536), b""):
+            write_output(data)
     except OSError:
         pass
     os._exit(0)
@@ -327,7 +322,7 @@ async def read_head(client: AgentConnection) -> RequestHead:
         headers.append((name.lower(), value.strip()))
 
 
-class Exchange:
+class AgentRequest:
     """One request until its response has reached the agent.
 
     `has_started`: it may have had effects, so it is not offered to another platform. `requested_bytes`: bytes of the body that the
@@ -367,7 +362,7 @@ class Daemon:
     def __init__(self, folder: str, loop: "asyncio.AbstractEventLoop") -> None:
         self._folder = folder
         self._loop = loop
-        self._exchanges: "dict[int, Exchange]" = {}
+        self._requests: "dict[int, AgentRequest]" = {}
         self._link: "PlatformLink | None" = None
         self._clients = 0
         self._body_bytes = 0
@@ -397,18 +392,18 @@ class Daemon:
         head, body = await read_head(client), RequestBody(self._folder)
         try:
             await self._read_body(client, head, body)
-            if len(self._exchanges) >= MAX_WAITING:
+            if len(self._requests) >= MAX_WAITING:
                 raise RequestError(503, "Too many requests to the model are waiting.")
             self._last_number += 1
-            exchange = self._exchanges[self._last_number] = Exchange(self._last_number, head, body)
+            request = self._requests[self._last_number] = AgentRequest(self._last_number, head, body)
             try:
                 if self._link is not None:
-                    self._start_sending(self._link, exchange)
-                return await self._forward_response(client, exchange)
+                    self._start_sending(self._link, request)
+                return await self._forward_response(client, request)
             finally:
-                del self._exchanges[exchange.number]
-                if exchange.sending is not None:
-                    exchange.sending.cancel()
+                del self._requests[request.number]
+                if request.sending is not None:
+                    request.sending.cancel()
         finally:
             self._body_bytes -= body.size
             body.close()
@@ -450,35 +445,35 @@ class Daemon:
             self._body_bytes += len(data)
             length -= len(data)
 
-    async def _forward_response(self, client: AgentConnection, exchange: Exchange) -> bool:
+    async def _forward_response(self, client: AgentConnection, request: AgentRequest) -> bool:
         """Write the platform's response to the agent. Returns whether the connection stays open. Raises
         AgentDisconnectedError also if the response broke off."""
         disconnect = self._loop.create_task(client.wait_for_disconnect())
         try:
             response: "ResponseWriter | None" = None
             while True:
-                frame = await self._next_frame(exchange, disconnect)
+                frame = await self._next_frame(request, disconnect)
                 kind = frame["t"]
                 if kind == "head":
-                    response = ResponseWriter(client, exchange.head, frame)
+                    response = ResponseWriter(client, request.head, frame)
                     await response.begin()
                 elif response is None or kind == "cut":
                     raise AgentDisconnectedError
                 elif kind == "fin":
                     return await response.end()
                 else:
-                    await self._acknowledge(exchange, await response.add(binascii.a2b_base64(frame["d"])))
+                    await self._acknowledge(request, await response.add(binascii.a2b_base64(frame["d"])))
         except (AgentDisconnectedError, OSError):
-            await self._cancel(exchange)
+            await self._cancel(request)
             raise AgentDisconnectedError from None
         finally:
             disconnect.cancel()
             await asyncio.wait([disconnect])
 
-    async def _next_frame(self, exchange: Exchange, disconnect: "asyncio.Future[None]") -> "dict[str, Any]":
-        if not exchange.frames.empty():
-            return exchange.frames.get_nowait()
-        next_frame = self._loop.create_task(exchange.frames.get())
+    async def _next_frame(self, request: AgentRequest, disconnect: "asyncio.Future[None]") -> "dict[str, Any]":
+        if not request.frames.empty():
+            return request.frames.get_nowait()
+        next_frame = self._loop.create_task(request.frames.get())
         waiting: "list[asyncio.Future[Any]]" = [next_frame, disconnect]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if next_frame.done():
@@ -486,19 +481,19 @@ class Daemon:
         next_frame.cancel()
         raise AgentDisconnectedError
 
-    async def _acknowledge(self, exchange: Exchange, count: int) -> None:
+    async def _acknowledge(self, request: AgentRequest, count: int) -> None:
         """Report the number of bytes that the agent has received."""
         if count and self._link is not None:
             try:
-                await self._link.send(t="ack", id=exchange.number, n=count)
+                await self._link.send(t="ack", id=request.number, n=count)
             except OSError:
                 pass  # the end of the link cuts this response off
 
-    async def _cancel(self, exchange: Exchange) -> None:
-        exchange.has_started = True  # so that it is not sent to another platform
+    async def _cancel(self, request: AgentRequest) -> None:
+        request.has_started = True  # so that it is not sent to another platform
         if self._link is not None:
             try:
-                await self._link.send(t="cancel", id=exchange.number)
+                await self._link.send(t="cancel", id=request.number)
             except OSError:
                 pass
 
@@ -512,9 +507,9 @@ class Daemon:
         try:
             await link.send(t="hello", v=1, port=self.port)
             link.tasks.add(self._loop.create_task(self._send_heartbeats(link)))
-            for number in sorted(self._exchanges):
-                if not self._exchanges[number].has_started:
-                    self._start_sending(link, self._exchanges[number])
+            for number in sorted(self._requests):
+                if not self._requests[number].has_started:
+                    self._start_sending(link, self._requests[number])
             while self._link is link:
                 line = await reader.readline()
                 if not line.endswith(b"\n"):
@@ -529,52 +524,52 @@ class Daemon:
     def _drop(self, link: PlatformLink) -> None:
         self._link = None
         link.close()
-        for exchange in self._exchanges.values():
-            if exchange.has_started:
-                exchange.frames.put_nowait({"t": "cut"})
+        for request in self._requests.values():
+            if request.has_started:
+                request.frames.put_nowait({"t": "cut"})
 
-    def _start_sending(self, link: PlatformLink, exchange: Exchange) -> None:
-        task = exchange.sending = self._loop.create_task(self._send_request(link, exchange))
+    def _start_sending(self, link: PlatformLink, request: AgentRequest) -> None:
+        task = request.sending = self._loop.create_task(self._send_request(link, request))
         link.tasks.add(task)
         task.add_done_callback(link.tasks.discard)
 
-    async def _send_request(self, link: PlatformLink, exchange: Exchange) -> None:
-        head, exchange.requested_bytes = exchange.head, 0
+    async def _send_request(self, link: PlatformLink, request: AgentRequest) -> None:
+        head, request.requested_bytes = request.head, 0
         once = head.target.startswith(ONCE_PREFIX)
-        exchange.has_started = once and not exchange.body.size
+        request.has_started = once and not request.body.size
         try:
             await link.send(
                 t="req",
-                id=exchange.number,
+                id=request.number,
                 method=head.method,
                 target=head.target,
                 headers=head.headers,
-                size=exchange.body.size,
+                size=request.body.size,
             )
             offset = 0
-            while offset < exchange.body.size:
-                while not exchange.requested_bytes:
-                    exchange.more_requested.clear()
-                    await exchange.more_requested.wait()
-                data = exchange.body.read(offset, min(CHUNK, exchange.requested_bytes))
+            while offset < request.body.size:
+                while not request.requested_bytes:
+                    request.more_requested.clear()
+                    await request.more_requested.wait()
+                data = request.body.read(offset, min(CHUNK, request.requested_bytes))
                 offset += len(data)
-                exchange.requested_bytes -= len(data)
-                exchange.has_started = exchange.has_started or (once and offset >= exchange.body.size)
-                await link.send(t="body", id=exchange.number, d=binascii.b2a_base64(data).decode("ascii").strip())
+                request.requested_bytes -= len(data)
+                request.has_started = request.has_started or (once and offset >= request.body.size)
+                await link.send(t="body", id=request.number, d=binascii.b2a_base64(data).decode("ascii").strip())
         except (OSError, ValueError):
             pass  # the link is broken, or the agent has disconnected
 
     def _handle_frame(self, frame: "dict[str, Any]") -> None:
-        exchange = self._exchanges.get(frame.get("id", -1))
-        if exchange is None:
+        request = self._requests.get(frame.get("id", -1))
+        if request is None:
             return  # a ping, or for an agent that has disconnected
         kind = frame["t"]
         if kind == "want":
-            exchange.requested_bytes += int(frame["n"])
-            exchange.more_requested.set()
+            request.requested_bytes += int(frame["n"])
+            request.more_requested.set()
         elif kind in ("head", "data", "fin", "cut"):
-            exchange.has_started = True
-            exchange.frames.put_nowait(frame)
+            request.has_started = True
+            request.frames.put_nowait(frame)
 
     async def _send_heartbeats(self, link: PlatformLink) -> None:
         try:
@@ -690,11 +685,11 @@ def run_daemon(folder: str, preferred_port: int, ready: int) -> None:
 
 def main(arguments: "list[str]") -> None:
     mark, port = arguments[0], int(arguments[1])
-    write_line("\n:: " + mark)
+    write_output(b"\n:: %s\n" % mark.encode("ascii"))
     try:
         link = connect_or_start_daemon(create_private_folder(arguments[2] if len(arguments) > 2 else BASE), port)
     except OSError as error:
-        write_line(json.dumps({"t": "error", "text": str(error)}))
+        write_output(json.dumps({"t": "error", "text": str(error)}).encode("ascii") + b"\n")
         return
     bridge(link)
 

@@ -6,7 +6,12 @@ import os
 import select
 import time
 
-from sandyard.platform.domain.sandboxes.e2b.guest.relay.journal import BASES, journal_folders, make_base, write_file
+from sandyard.platform.domain.sandboxes.e2b.guest.relay.journal import (
+    BASES,
+    list_journal_folders,
+    make_base,
+    write_file,
+)
 from sandyard.platform.domain.sandboxes.e2b.guest.relay.leftovers import end_orphans
 from sandyard.platform.domain.sandboxes.e2b.guest.relay.output import LiveOutput, Stream, encode, write_line
 from sandyard.platform.domain.sandboxes.e2b.guest.relay.signals import signal
@@ -207,7 +212,7 @@ class RelayedCommand:
 
     def store_result(self, result: str) -> bool:
         """Write the result to the journal, in memory if the disk is full. Returns False if both failed."""
-        for folder in (self.folder, journal_folders(self.name)[1]):
+        for folder in (self.folder, list_journal_folders(self.name)[1]):
             new, final = os.path.join(folder, "exit.new"), os.path.join(folder, "exit")
             try:
                 if folder != self.folder:
@@ -232,7 +237,7 @@ class RelayedCommand:
         while self.live.is_behind(self.streams):
             self.wait_for_reader()
             self.live.flush()
-            self.live.feed(self.streams, float("inf"))  # intervals do not matter any more
+            self.live.feed(self.streams, float("inf"))  # intervals no longer matter
         self.live.line(last)
         while self.live.buffer and not self.live.gone:
             self.live.flush()

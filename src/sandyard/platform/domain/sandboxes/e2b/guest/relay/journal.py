@@ -8,7 +8,7 @@ BASES = ("/tmp/.sandyard", "/dev/shm/.sandyard")  # the second one is used when 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
-def journal_folders(name: str) -> "list[str]":
+def list_journal_folders(name: str) -> "list[str]":
     return [os.path.join(base, "commands", name) for base in BASES]
 
 
@@ -27,7 +27,7 @@ def make_base(base: str) -> None:
 
 def claim(name: str) -> "str | None":
     """Create the journal's directory. None if it exists already. Raises OSError if there is no space for it anywhere."""
-    first, second = journal_folders(name)
+    first, second = list_journal_folders(name)
     if os.path.isdir(second):
         return None
     try:
@@ -48,15 +48,15 @@ def claim_spare(name: str, reason: OSError) -> str:
     """Create the journal's directory in memory because of `reason`, which is raised if that fails too."""
     try:
         make_base(BASES[1])
-        os.mkdir(journal_folders(name)[1], 0o755)
+        os.mkdir(list_journal_folders(name)[1], 0o755)
     except OSError:
         raise reason from None
-    return journal_folders(name)[1]
+    return list_journal_folders(name)[1]
 
 
 def find_journal(name: str) -> "str | None":
     """Return the journal. If there are two, the one in which something was started."""
-    found = [path for path in journal_folders(name) if os.path.isdir(path)]
+    found = [path for path in list_journal_folders(name) if os.path.isdir(path)]
     for path in found:
         try:
             if os.stat(os.path.join(path, "lock")).st_size:
@@ -66,7 +66,7 @@ def find_journal(name: str) -> "str | None":
     return found[0] if found else None
 
 
-def relay_pid(folder: str) -> "int | None":
+def get_relay_pid(folder: str) -> "int | None":
     """Return the pid of the relay that holds the journal, or None."""
     try:
         fd = os.open(os.path.join(folder, "lock"), os.O_RDONLY)
@@ -89,7 +89,7 @@ def has_started(folder: str) -> bool:
 
 
 def read_result(name: str) -> "str | None":
-    for folder in journal_folders(name):
+    for folder in list_journal_folders(name):
         try:
             with open(os.path.join(folder, "exit")) as file:
                 return file.read()

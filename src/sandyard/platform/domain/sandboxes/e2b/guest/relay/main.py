@@ -11,11 +11,11 @@ from sandyard.platform.domain.sandboxes.e2b.guest.relay.journal import (
     claim,
     claim_spare,
     find_journal,
+    get_relay_pid,
     has_started,
     is_open_file,
-    journal_folders,
+    list_journal_folders,
     read_result,
-    relay_pid,
     write_file,
 )
 from sandyard.platform.domain.sandboxes.e2b.guest.relay.output import CHUNK, LIVE_LIMIT, encode, fetch_line, write_line
@@ -40,7 +40,7 @@ def start(spec: "list[str]") -> None:
             follow(spec[0], 0, 0)
             return
         try:
-            relay = RelayedCommand(spec, folder, folder == journal_folders(spec[0])[1])
+            relay = RelayedCommand(spec, folder, folder == list_journal_folders(spec[0])[1])
         except OSError as error:
             if error.errno not in FULL:
                 raise
@@ -87,7 +87,7 @@ def follow(name: str, out: int, err: int) -> None:
         result = None
         alive = False
         if folder is not None:
-            alive = relay_pid(folder) is not None
+            alive = get_relay_pid(folder) is not None
             result = read_result(name)
             for file in files:
                 file.send_new(folder)
@@ -126,7 +126,7 @@ def kill(name: str) -> None:
     until = time.monotonic() + ORPHAN_GRACE
     while True:
         folder = find_journal(name)
-        pid = folder and relay_pid(folder)
+        pid = folder and get_relay_pid(folder)
         if pid != 0 or time.monotonic() > until:  # 0: it is about to start
             break
         time.sleep(0.02)
@@ -139,7 +139,7 @@ def kill(name: str) -> None:
 
 
 def forget(names: "list[str]") -> None:
-    for folder in [folder for name in names for folder in journal_folders(name)]:
+    for folder in [folder for name in names for folder in list_journal_folders(name)]:
         try:
             for entry in os.listdir(folder):
                 os.unlink(os.path.join(folder, entry))

@@ -1,0 +1,1 @@
+"""`sandyard setup`: install what this machine lacks."""

@@ -1,0 +1,1 @@
+"""Disk use of an engine's machine, and freeing what is no longer needed."""

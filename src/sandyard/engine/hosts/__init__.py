@@ -1,0 +1,1 @@
+"""The machines that run sandboxes for this engine: their records, how they join, and their certificates."""

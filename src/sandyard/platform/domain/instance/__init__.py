@@ -1,0 +1,1 @@
+"""This installation as a whole: its state, for administrators and for metrics."""

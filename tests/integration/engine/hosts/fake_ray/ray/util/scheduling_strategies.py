@@ -1,0 +1,3 @@
+class NodeAffinitySchedulingStrategy:
+    def __init__(self, node_id, soft):
+        assert not soft
