@@ -17,6 +17,8 @@ SERVE = (
     "mkdir -p /tmp/site && echo '<h1 id=who>hello from inside</h1>' > /tmp/site/index.html"
     " && echo '<a href=/more/?page=2>more</a>' > /tmp/site/links.html"
     " && mkdir /tmp/site/more && echo '<p id=more>more from inside</p>' > /tmp/site/more/index.html"
+    # browsers guess that a file that was not changed for a day stays the same for hours
+    " && touch --date '1 day ago' /tmp/site/more/index.html"
     " && cd /tmp/site && exec python3 -m http.server 3000"
 )
 

@@ -13,7 +13,11 @@ from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.pacing import take_turn
 from sandyard.kit.tasks import end_tasks
-from sandyard.platform.api.preview_proxy.headers import filter_request_headers, filter_response_headers
+from sandyard.platform.api.preview_proxy.headers import (
+    filter_request_headers,
+    filter_response_headers,
+    require_revalidation,
+)
 from sandyard.platform.api.preview_proxy.pages import (
     RouteFailure,
     find_route_failure,
@@ -123,7 +127,7 @@ class PreviewExchange:
 
         If the response breaks off, it is left incomplete: the server then closes the browser's connection too.
         """
-        headers = list(filter_response_headers(response.headers.raw))
+        headers = list(require_revalidation(filter_response_headers(response.headers.raw)))
         await self._send({"type": "http.response.start", "status": response.status_code, "headers": headers})
         # an open event stream may be a forgotten tab, so it does not count as activity
         counts_as_activity = not any(

@@ -44,6 +44,17 @@ def filter_response_headers(headers: Pairs) -> Iterator[tuple[bytes, bytes]]:
             yield name, _remove_domain(value)
 
 
+def require_revalidation(headers: Pairs) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the headers of a response; if they do not say how long it may be cached, browsers must ask again each time.
+
+    Otherwise browsers guess from Last-Modified, and show an old version of a page that was just changed.
+    """
+    pairs = list(headers)
+    yield from pairs
+    if not any(name in (b"cache-control", b"expires") for name, _ in pairs):
+        yield b"cache-control", b"no-cache"
+
+
 def restrict_framing(headers: Pairs, addresses: Addresses) -> Iterator[tuple[bytes, bytes]]:
     """Yield the headers of a response, and a second policy: only the platform and the preview itself may show it in a frame,
     other sandboxes' previews may not.

@@ -9,6 +9,7 @@ import pytest
 from sandyard.platform.api.preview_proxy.headers import (
     filter_request_headers,
     filter_response_headers,
+    require_revalidation,
     restrict_framing,
 )
 from sandyard.platform.api.preview_proxy.pages import RouteFailure, find_route_failure
@@ -98,6 +99,13 @@ def test_response_headers() -> None:
         (b"set-cookie", b"b=2"),
         (b"x-frame-options", b"DENY"),
     ]
+
+
+def test_browsers_do_not_guess_how_long_a_response_may_be_cached() -> None:
+    page = [(b"last-modified", b"Thu, 01 Jan 2026 00:00:00 GMT"), (b"etag", b'"1"')]
+    assert list(require_revalidation(page)) == [*page, (b"cache-control", b"no-cache")]
+    for given in ([(b"cache-control", b"max-age=60")], [(b"expires", b"Thu, 01 Jan 2099 00:00:00 GMT")]):
+        assert list(require_revalidation(given)) == given
 
 
 @pytest.mark.parametrize(
