@@ -7,7 +7,10 @@ import functools
 import json
 import os
 import re
+import shlex
 import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +27,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
+from tests.harness import without_netlink
 from tests.harness.processes import ROOT
 
 AXE = ROOT / "web/node_modules/axe-core/axe.min.js"
@@ -32,7 +36,6 @@ PHONE: ViewportSize = {"width": 360, "height": 740}
 TIMEOUT_MS = 45_000
 Theme = Literal["light", "dark"]
 _NETWORK_ERRORS = (
-    "net::ERR_NETWORK_CHANGED",
     "net::ERR_CONNECTION_REFUSED",
     "net::ERR_CONNECTION_RESET",
     "net::ERR_EMPTY_RESPONSE",
@@ -72,14 +75,20 @@ def full_chromium(browser: Browser) -> Iterator[Browser]:
 
 @contextlib.contextmanager
 def _launch(kind: BrowserType, program: str) -> Iterator[Browser]:
+    """Start a browser that does not notice when other tests change the network interfaces of this machine."""
     path = shutil.which(program) or shutil.which("google-chrome")
     assert path, f"{program} is not installed: run scripts/system-packages tests"
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-    browser = kind.launch(executable_path=path, args=[*arguments, "--disable-dev-shm-usage"])
-    try:
-        yield browser
-    finally:
-        browser.close()
+    with tempfile.TemporaryDirectory(prefix="sandyard-browser-") as folder:
+        launcher = Path(folder) / program
+        command = shlex.join([sys.executable, str(Path(without_netlink.__file__)), path])
+        launcher.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        launcher.chmod(0o700)
+        browser = kind.launch(executable_path=launcher, args=[*arguments, "--disable-dev-shm-usage"])
+        try:
+            yield browser
+        finally:
+            browser.close()
 
 
 @contextlib.contextmanager
@@ -160,7 +169,7 @@ def console_errors(page: Page) -> Iterator[list[str]]:
 
     def console(message: ConsoleMessage) -> None:
         nonlocal interrupted
-        # A killed platform, or an engine that adds its gateway to the loopback interface or removes it.
+        # the test has killed the platform
         interrupted = interrupted or any(error in message.text for error in _NETWORK_ERRORS)
         if message.type == "error" and not message.text.startswith("Failed to load resource"):
             record_error(message.text)
