@@ -21,7 +21,7 @@ log = get_logger(__name__)
 
 CHECK_S = 60.0
 """How often a source is asked again to start a host service that should be running, in case the source has lost the request."""
-FIRST_RETRY_S, LAST_RETRY_S = 2.0, 60.0
+FIRST_RETRY_S, MAX_RETRY_S = 2.0, 60.0
 TOKEN_LIFETIME_S = 600.0
 _REMOVED = "removed_machines"
 """Key of the engine's database: ids of the machines that are not used because an administrator has removed their hosts."""
@@ -34,6 +34,13 @@ class SourceView:
     name: str
     problem: str | None  # why the list of machines may be out of date
     machines: Sequence[tuple[Machine, str | None]]
+
+
+def make_unknown_source_error(source: str) -> NotFoundError:
+    """Return the error for a machine whose source this engine does not follow."""
+    return NotFoundError(
+        f"This engine takes no hosts from the source {source[:70]!r}. Restart it with the options for that source."
+    )
 
 
 class HostSupply:
@@ -89,7 +96,7 @@ class HostSupply:
         """Return the join token that a machine of this source has claimed. Raises NotFoundError, UnauthenticatedError and BusyError."""
         found = self._sources.get(source)
         if not isinstance(found, ClaimedSource):
-            raise NotFoundError("This engine takes no hosts from that source.")
+            raise make_unknown_source_error(source)
         return await found.claim(claim)
 
     async def _follow(self, source: MachineSource) -> None:
@@ -115,8 +122,9 @@ class HostSupply:
     async def _keep_started(self, source: MachineSource, machine: Machine) -> None:
         key, retry_s = (source.name, machine.id), FIRST_RETRY_S
         while True:
-            # it is already known and shown; running host services do not need the source
-            if source.problem is not None:
+            if (
+                source.problem is not None
+            ):  # the problem is already shown, and running host services do not need the source
                 await asyncio.sleep(FIRST_RETRY_S)
                 continue
             try:
@@ -126,7 +134,7 @@ class HostSupply:
                     log.warning("host_not_started", source=source.name, machine=machine.id, reason=error.message)
                 self._problems[key] = error.message
                 await asyncio.sleep(retry_s)
-                retry_s = min(2 * retry_s, LAST_RETRY_S)
+                retry_s = min(2 * retry_s, MAX_RETRY_S)
             else:
                 if self._problems.pop(key, None) is not None:
                     log.info("host_started", source=source.name, machine=machine.id)

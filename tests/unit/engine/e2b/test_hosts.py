@@ -48,7 +48,7 @@ class StaticEvacuations:
     def find_progress(self, host_id: str) -> None:
         return None
 
-    def list_checkpoints(self, host_id: str) -> list[float]:
+    def list_checkpoint_times(self, host_id: str) -> list[float]:
         return [4.0, 3.0]
 
 
