@@ -177,7 +177,9 @@ class HostAdministration:
                 f"The host {status.record.name} can be reached. Move its sandboxes with `sandyard host drain`, so that "
                 "no files are lost."
             )
-        if status.state is HostState.CONNECTING or self._evacuations is None:
+        if self._evacuations is None:
+            raise ConflictError(_HOSTS_DISABLED)
+        if status.state is HostState.CONNECTING:
             raise ConflictError(f"The engine has not tried to reach the host {status.record.name} yet. Try again.")
         self._hosts.update(status.record.id, lost=True)
         await self.flush()
