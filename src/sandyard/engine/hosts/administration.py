@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol
 
 from sandyard import __version__
 from sandyard.engine.contract import Driver
-from sandyard.engine.drivers.cluster.model import LOCAL_HOST_ID, HostRecord, HostRoom, HostState, HostStatus
-from sandyard.engine.drivers.room import read_memory
+from sandyard.engine.drivers.cluster.model import LOCAL_HOST_ID, HostRecord, HostState, HostStatus
+from sandyard.engine.drivers.cluster.reports import describe_room
 from sandyard.engine.hosts.directory import Hosts
 from sandyard.engine.hosts.enrollment import TOKEN_LIFETIME_S, Enrollment, IssuedJoinToken
 from sandyard.engine.hosts.machines import Claim, TokenOffer
@@ -214,49 +212,24 @@ class HostAdministration:
 class LocalStatus:
     """Reports the status of the engine's own machine, for engines that run sandboxes only there."""
 
-    def __init__(self, driver: Driver, count_sandboxes: Callable[[], int], data_dir: Path) -> None:
+    def __init__(self, driver: Driver, count_sandboxes: Callable[[], int]) -> None:
         self._driver = driver
         self._count_sandboxes = count_sandboxes
-        self._data_dir = data_dir
         self._since = time.time()
         self._record = HostRecord(LOCAL_HOST_ID, "local", "127.0.0.1", 0)
 
     def __call__(self) -> Sequence[HostStatus]:
-        room = self._driver.get_room()
         return [
             HostStatus(
                 self._record,
                 HostState.READY,
                 self._since,
                 version=__version__,
-                room=HostRoom(
-                    memory_total=_read_total_memory(),
-                    memory_available=room.memory_available,
-                    disk_total=_read_total_disk(self._data_dir),
-                    disk_free=room.disk_free,
-                    cpu_count=os.cpu_count() or 1,
-                    load=os.getloadavg()[0],
-                    full=room.full,
-                ),
+                room=describe_room(self._driver.get_room()),
                 capabilities=self._driver.capabilities,
                 sandboxes=self._count_sandboxes(),
             )
         ]
-
-
-def _read_total_memory() -> int | None:
-    try:
-        return read_memory()[0]
-    except (OSError, ValueError):
-        return None
-
-
-def _read_total_disk(folder: Path) -> int | None:
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return None
-    return found.f_blocks * found.f_frsize
 
 
 def _format_count(number: int) -> str:
