@@ -122,9 +122,8 @@ class HostSupply:
     async def _keep_started(self, source: MachineSource, machine: Machine) -> None:
         key, retry_s = (source.name, machine.id), FIRST_RETRY_S
         while True:
-            if (
-                source.problem is not None
-            ):  # the problem is already shown, and running host services do not need the source
+            # its problem is already shown, and running host services do not need it
+            if source.problem is not None:
                 await asyncio.sleep(FIRST_RETRY_S)
                 continue
             try:
@@ -142,6 +141,7 @@ class HostSupply:
                 await asyncio.sleep(CHECK_S)
 
     async def _start(self, source: MachineSource, machine: Machine) -> None:
+        """Start the host service of a machine, which gets a token if it has not joined."""
         if machine.id in self._read_removed():
             raise SandyardError(
                 "An administrator has removed this host. The machine is used again after it has left the cluster and come back."
@@ -159,8 +159,8 @@ class HostSupply:
     async def _get_token(self, source: MachineSource, machine: Machine) -> JoinToken:
         """Return a token that only this machine gets. It stays the same until it is used or half of its lifetime has passed."""
         key, now = (source.name, machine.id), asyncio.get_running_loop().time()
-        token, valid_until = self._tokens.get(key, (None, 0.0))
-        if token is None or valid_until < now:
+        token, send_until = self._tokens.get(key, (None, 0.0))
+        if token is None or send_until < now:
             token = self._enrollment.create_token(TOKEN_LIFETIME_S, source.name).token
             self._tokens[key] = (token, now + TOKEN_LIFETIME_S / 2)
             await self._database.flush()
