@@ -23,8 +23,8 @@ from sandyard.engine.contract import Capabilities, Condition, Handle, Isolation,
 from sandyard.engine.hosting import server
 from sandyard.engine.hosts.authority import HostAuthority
 from sandyard.engine.hosts.directory import HostDetails, Hosts
-from sandyard.engine.hosts.enrollment import Joined
-from sandyard.engine.hosts.identity import HostIdentity, HostRegistration, HostServerCertificate
+from sandyard.engine.hosts.enrollment import JoinResponse
+from sandyard.engine.hosts.identity import HostIdentity, HostRegistration, HostServerTls
 from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.database import Database
 from sandyard.engine.store.datadir import DataDir
@@ -58,11 +58,11 @@ async def _close(database: Database) -> None:
 
 
 def _register(identity: HostIdentity, hosts: Hosts, authority: HostAuthority) -> None:
-    identity.prepare_request()
+    identity.prepare_certificate_request()
     details = HostDetails(identity.folder.parent.name, "127.0.0.1", free_port(), {})
     record, certificate = hosts.register(identity.load_key().public_key(), details, lambda: None)
     registration = HostRegistration(record.id, record.name, "127.0.0.1:1", record.port)
-    identity.store(registration, Joined(record.id, certificate.pem, authority.pem, certificate.expires_at))
+    identity.store(registration, JoinResponse(record.id, certificate.pem, authority.pem, certificate.expires_at))
 
 
 class CountingDriver:
@@ -151,7 +151,7 @@ async def serve(identities: Sequence[HostIdentity]) -> None:
             settings = EngineSettings(driver="fake", data_dir=identity.folder.parent, disk_reserve_mb=0)
             service = server.make_service(joined.id, CountingDriver(), settings)  # type: ignore[arg-type]
             stack.push_async_callback(service.close)
-            tls = HostServerCertificate(identity).context
+            tls = HostServerTls(identity).context
             await stack.enter_async_context(server.HostServer(service, listen("127.0.0.1", joined.port), tls))
         print(json.dumps({"pid": os.getpid()}), flush=True)
         await stopping.wait()

@@ -135,14 +135,14 @@ def serve(listen: str, data_dir: Path, **options: Any) -> None:
     """
     from sandyard.engine.hosting import server  # noqa: PLC0415 - slow to load
     from sandyard.engine.hosting.settings import HostSettings  # noqa: PLC0415
-    from sandyard.engine.hosts.identity import HostIdentity, HostServerCertificate  # noqa: PLC0415
+    from sandyard.engine.hosts.identity import HostIdentity, HostServerTls  # noqa: PLC0415
     from sandyard.engine.hosts.joining import CertificateRenewal  # noqa: PLC0415
     from sandyard.engine.settings import EngineSettings  # noqa: PLC0415
 
     identity = HostIdentity(data_dir)
     joined = identity.get()
     machine = EngineSettings.load(data_dir=data_dir.absolute(), **options)
-    settings = HostSettings(joined.id, listen, joined.port, HostServerCertificate(identity).context, machine)
+    settings = HostSettings(joined.id, listen, joined.port, HostServerTls(identity).context, machine)
 
     def announce(port: int) -> None:
         try_echo(
@@ -175,11 +175,11 @@ def leave(force: bool, driver: str | None, data_dir: Path) -> None:
     has_left = identity.find() is None and server.was_used(data_dir)  # but an earlier removal of the sandboxes failed
     if not has_left:
         identity.get()  # before the lock, which creates the directory
-    with server.lock(data_dir):
+    with server.lock_data_dir(data_dir):
         if not has_left:
             left = joining.leave(identity, force=force)
             echo(f"This machine is no longer a host of the engine at {left.engine}.")
-        server.clear(EngineSettings.load(data_dir=data_dir.absolute(), driver=driver))
+        server.remove_all_sandboxes(EngineSettings.load(data_dir=data_dir.absolute(), driver=driver))
     echo(f"Templates and volumes are still in {data_dir}. To remove them, delete it.")
 
 

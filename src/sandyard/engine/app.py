@@ -470,7 +470,7 @@ async def _open_administration(
     if places.enrollment is not None:
         supply = await open_supply(stack, settings, hosts, places.enrollment, database)
     if cluster is None:
-        local = LocalStatus(places.driver, components.registry.__len__, data.path)
+        local = LocalStatus(places.driver, components.registry.__len__)
         return HostAdministration(database, hosts, local, places.enrollment, supply=supply)
     evacuation = Evacuation(
         mover=components.mover,

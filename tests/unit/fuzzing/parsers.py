@@ -25,7 +25,7 @@ from sandyard.engine.guest.files.multipart import MultipartReader, parse_boundar
 from sandyard.engine.guest.wire import connect, protojson
 from sandyard.engine.guest.wire.connection import Connection, PeerGoneError
 from sandyard.engine.guest.wire.http1 import BodyError, HttpError, Request, read_request
-from sandyard.engine.hosts.authority import read_request as read_certificate_request
+from sandyard.engine.hosts.authority import read_certificate_request
 from sandyard.engine.hosts.join_token import JoinToken
 from sandyard.engine.images import auth, reference, unpack
 from sandyard.engine.images.stream import LayerError, Stream

@@ -50,6 +50,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def answer_options(function: F) -> F:
+    """Add the options of `answer_or_list` to a command."""
     for option in (
         click.option("--reject", is_flag=True, help="Reject the request or decline the question."),
         click.option("-m", "--message", help="When rejecting: what the agent should do instead."),
@@ -238,8 +239,8 @@ def _describe_tool_call(ask: Any) -> Iterator[Line]:
 
 
 def make_answer_body(ask: Any, *answers: str) -> dict[str, Any]:
-    """Return the request body for an answer: words, or for a form with several questions KEY=ANSWER for each, one answer for each in order,
-    or JSON. Raises CommandError, which lists the possible answers, if it is none of these."""
+    """Return the request body for an answer. The answer is text; for a form with several questions, it is KEY=ANSWER for each, or one
+    answer for each in order; a form can also be answered in JSON. Raises CommandError, which lists the possible answers."""
     answer = " ".join(answers)
     if options := list_options(ask):
         return _choose_option(options, answer)
@@ -395,7 +396,7 @@ class AskPrompt:
         self._shown: set[str] = set()
         self._ask: Any = None
         self._questions: list[Question] = []
-        self._several = False
+        self._has_several_questions = False
         self._content: dict[str, Any] = {}
 
     @property
@@ -421,12 +422,10 @@ class AskPrompt:
             if self._interactive:
                 self._ask, self._content = ask, {}
                 self._questions = [] if list_options(ask) else list_questions(ask)
-                self._several = len(self._questions) > 1
+                self._has_several_questions = len(self._questions) > 1
                 self._show_prompt()
             else:
-                self._screen.print_note(
-                    f"  To answer: sandyard {self._command} {get_answer_hint(ask)} --ask {ask['id']}"
-                )
+                self._print_answer_command(ask)
 
     def read_input(self) -> None:
         """Process a typed line, if there is one."""
@@ -437,7 +436,7 @@ class AskPrompt:
             self._interactive = False
             ask = self._ask
             self._close()
-            self._screen.print_note(f"  To answer: sandyard {self._command} {get_answer_hint(ask)} --ask {ask['id']}")
+            self._print_answer_command(ask)
             return
         try:
             self._answer(text.strip("\r\n"))
@@ -446,9 +445,12 @@ class AskPrompt:
             if self._ask is not None:
                 self._show_prompt()
 
+    def _print_answer_command(self, ask: Any) -> None:
+        self._screen.print_note(f"  To answer: sandyard {self._command} {get_answer_hint(ask)} --ask {ask['id']}")
+
     def _answer(self, text: str) -> None:
         ask = self._ask
-        if self._several:
+        if self._has_several_questions:
             question = self._questions[0]
             if text.strip() or question.required:
                 self._content |= parse_content(question, text)
@@ -470,8 +472,7 @@ class AskPrompt:
 
     def _show_prompt(self) -> None:
         self._screen.is_input_active = True
-        what = f"{self._questions[0].label}: " if self._several else "> "
-        sys.stderr.write(what)
+        sys.stderr.write(f"{self._questions[0].label}: " if self._has_several_questions else "> ")
         sys.stderr.flush()
 
     def _close(self) -> None:

@@ -38,8 +38,8 @@ def setup(*, parts: Sequence[str], only_print: bool) -> None:
     gvisor    runsc, so that sandboxes can have a kernel of their own
     criu      CRIU, so that the memory of paused sandboxes can be written to disk
 
-    gVisor and CRIU come from the package archive of the distribution. If only a later release of it has a suitable version, that is
-    unpacked below /var/lib/sandyard, and no installed package changes. Restart Sandyard afterwards.
+    gVisor and CRIU come from the package archive of the distribution. If only a later release of the distribution has a suitable
+    version, it is unpacked below /var/lib/sandyard, and no installed package changes. Restart Sandyard afterwards.
     """
     chosen = parts or (PACKAGES,)
     if PACKAGES in chosen:
@@ -60,7 +60,7 @@ def _install_packages(missing: Sequence[SystemPackage], *, only_print: bool) -> 
         echo(command)
         return
     if shutil.which("apt-get") is None:
-        raise CommandError(f"This machine has no apt. To install the packages, {command}.")
+        raise CommandError(f"Could not install the packages: this machine has no apt. To install them, {command}.")
     if os.geteuid() != 0:
         raise CommandError(f"Installing packages requires root. Run: {command}")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -68,10 +68,11 @@ def _install_packages(missing: Sequence[SystemPackage], *, only_print: bool) -> 
     for arguments in (["apt-get", "update", "-qq"], [*APT_COMMAND, "-qq", *names]):
         if subprocess.run(arguments, cwd=SAFE_FOLDER, env=environment, check=False).returncode:
             raise CommandError(f"`{shlex.join(arguments)}` failed. Its messages are above.")
-    echo("Installed. Start Sandyard again to use them.")
+    echo("Installed. Restart Sandyard to use them.")
 
 
 def _install_program(name: str, *, only_print: bool) -> None:
+    """Run the script that installs a program. It begins with the functions of `later_release.sh`."""
     folder = files("sandyard.cli.setup")
     script = (folder / "later_release.sh").read_text() + (folder / f"{name}.sh").read_text()
     if only_print:
@@ -84,6 +85,6 @@ def _install_program(name: str, *, only_print: bool) -> None:
 
 
 def format_own_command(*arguments: str) -> str:
-    """Return a `sandyard` command that root can type: sudo does not search the directories of a user."""
+    """Return a `sandyard` command with sudo, by its absolute path, because sudo does not search the directories of a user."""
     program = Path(PYTHON).with_name("sandyard")
     return shlex.join(("sudo", str(program) if program.exists() else "sandyard", *arguments))

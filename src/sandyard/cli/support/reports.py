@@ -1,4 +1,7 @@
-"""The parts of a support bundle: text or JSON, not masked yet. If something cannot be read, the part says why instead."""
+"""The parts of a support bundle, as text or as a JSON document, and the secrets to mask in them.
+
+If something cannot be read, its part says why instead. Keys of the documents are for people: nothing reads them.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,14 @@ import platform
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
-from sqlalchemy import func, make_url, select
+from sqlalchemy import Table, func, make_url, select
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard import __version__
 from sandyard.cli.service import UP
@@ -43,18 +47,22 @@ LOG_LINES = 5000
 ERRORS_PER_TABLE = 20
 MAX_ERROR_CHARACTERS = 500
 KEY_FILES = ("engine.key", "platform/secret.key", "engine/secrets.key")
-PROGRAMS = (
+VERSION_COMMANDS = (
     ("git", "--version"),
     ("runsc", "--version"),
     ("criu", "--version"),
     ("nft", "--version"),
     ("systemctl", "--version"),
 )
+SETTINGS: Mapping[str, type[Settings]] = {"platform": PlatformSettings, "engine": EngineSettings}
 _READ_ERRORS = (SandyardError, SQLAlchemyError, OSError, sqlite3.Error)
 
 
 def describe_versions() -> dict[str, Any]:
-    found = {name[0]: _run(list(name)).partition("\n")[0] for name in PROGRAMS if shutil.which(name[0])}
+    """Return the versions of Sandyard, of its packages, and of the programs and the system that it uses."""
+    programs = {
+        command[0]: _run(command).partition("\n")[0] for command in VERSION_COMMANDS if shutil.which(command[0])
+    }
     os_release = platform.freedesktop_os_release() if Path("/etc/os-release").exists() else {}
     return {
         "sandyard": __version__,
@@ -66,7 +74,7 @@ def describe_versions() -> dict[str, Any]:
         "memoryBytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "root": os.geteuid() == 0,
         "sqlite": sqlite3.sqlite_version,
-        "programs": found,
+        "programs": programs,
         "packages": {
             item.name: item.version for item in sorted(importlib.metadata.distributions(), key=lambda item: item.name)
         },
@@ -75,9 +83,8 @@ def describe_versions() -> dict[str, Any]:
 
 def describe_settings(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings in effect, and the environment variables that can change them. Secrets are masked."""
-    kinds: dict[str, type[Settings]] = {"platform": PlatformSettings, "engine": EngineSettings}
     described: dict[str, Any] = {}
-    for name, kind in kinds.items():
+    for name, kind in SETTINGS.items():
         try:
             settings = kind.load(environ)
         except SandyardError as error:
@@ -104,11 +111,12 @@ def _describe_value(value: Any) -> Any:
 
 
 def run_doctor(data: DataDirectory, environ: Mapping[str, str]) -> str:
+    """Return the output of `sandyard doctor`."""
     return _run(make_python_command("sandyard", "doctor", "--data-dir", str(data.path)), environ)
 
 
 def read_logs(data: DataDirectory, extra: tuple[Path, ...]) -> dict[str, str]:
-    """Return the last part of each log, by file name. `extra`: further log files."""
+    """Return the end of each log, by file name. `extra` are log files besides that of `sandyard up` and the journal of its service."""
     logs = {}
     for path in (data.path / "up.log", *extra):
         with contextlib.suppress(OSError), path.open("rb") as file:
@@ -127,7 +135,7 @@ def query_servers(url: str, data: DataDirectory) -> dict[str, str]:
     with contextlib.suppress(OSError):
         headers["X-API-KEY"] = (data.path / "engine.key").read_text().strip()
     base = httpx.URL(url)
-    engine = base.copy_with(port=(base.port or 80) + 1)
+    engine = base.copy_with(port=(base.port or 80) + 1)  # the default of `sandyard up`
     requests = {
         **{f"platform-{name}.txt": (base.copy_with(path=f"/{name}"), {}) for name in ("health", "ready", "metrics")},
         **{
@@ -206,7 +214,7 @@ async def describe_database(settings: PlatformSettings) -> tuple[dict[str, Any],
     return counts, {name: found for name, found in errors.items() if found}
 
 
-async def _list_errors(session: Any, table: Any) -> list[dict[str, Any]]:
+async def _list_errors(session: AsyncSession, table: Table) -> list[dict[str, Any]]:
     names = [
         name
         for name in ("id", "error_code", "status", "created_at", "updated_at", "finished_at", "error")
@@ -236,8 +244,7 @@ def count_engine_rows(data: DataDirectory) -> dict[str, Any]:
 async def list_known_secrets(settings: PlatformSettings, data: DataDirectory, environ: Mapping[str, str]) -> list[str]:
     """Return all secrets of this installation that can be read, so that they can be masked."""
     known = [value for name, value in environ.items() if is_secret_name(name)]
-    kinds: tuple[type[Settings], ...] = (PlatformSettings, EngineSettings)
-    for kind in kinds:
+    for kind in SETTINGS.values():
         with contextlib.suppress(SandyardError):
             loaded = kind.load(environ)
             values = [getattr(loaded, field) for field in kind.model_fields]
@@ -248,7 +255,7 @@ async def list_known_secrets(settings: PlatformSettings, data: DataDirectory, en
             known.append((data.path / name).read_text(errors="replace"))
     vault_file = settings.data_dir / "secret.key"
     if vault_file.exists():
-        known += await _reveal_all(settings, Vault(vault_file))
+        known += await _list_platform_secrets(settings, Vault(vault_file))
     known += _list_engine_secrets(data)
     with contextlib.suppress(ArgumentError):
         known.append(str(make_url(settings.database_url or "").password or ""))
@@ -289,7 +296,8 @@ def _list_secret_fields(document: Any) -> Iterator[str]:
             yield from _list_secret_fields(value)
 
 
-async def _reveal_all(settings: PlatformSettings, vault: Vault) -> list[str]:
+async def _list_platform_secrets(settings: PlatformSettings, vault: Vault) -> list[str]:
+    """Return the secrets in the platform's database."""
     known = []
     with contextlib.suppress(*_READ_ERRORS):
         async with _open_platform_database(settings) as database:
@@ -325,7 +333,7 @@ async def _open_platform_database(settings: PlatformSettings) -> AsyncIterator[D
         await database.close()
 
 
-def _run(command: list[str], environ: Mapping[str, str] | None = None) -> str:
+def _run(command: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
     """Return the output of a command, or the error if it could not be run."""
     try:
         done = subprocess.run(

@@ -14,7 +14,7 @@ from sandyard.engine.e2b.control import errors
 from sandyard.engine.e2b.dataplane.asgi import App, Message, Receive, Scope, Send, discard_body
 from sandyard.engine.hosts.administration import HostAdministration
 from sandyard.engine.hosts.directory import HostDetails
-from sandyard.engine.hosts.enrollment import Enrollment, Joined, JoinRequest
+from sandyard.engine.hosts.enrollment import Enrollment, JoinRequest, JoinResponse
 from sandyard.engine.hosts.machines import Claim
 from sandyard.engine.hosts.rate_limit import RateLimit
 from sandyard.kit.clock import Clock, SystemClock
@@ -72,9 +72,9 @@ def build_join_app(enrollment: Enrollment, hosts: HostAdministration, clock: Clo
     async def join(request: Request, body: JoinBody) -> JSONResponse:
         address = body.address if body.address is not None else _get_client(request.scope)
         details = HostDetails(body.name, address, body.port, body.labels)
-        joined = enrollment.join(JoinRequest(body.token, body.secret, body.certificateRequest, details))
+        response = enrollment.join(JoinRequest(body.token, body.secret, body.certificateRequest, details))
         await hosts.flush()
-        return JSONResponse(_render(joined), 201)
+        return JSONResponse(_render(response), 201)
 
     @app.post("/claim")
     async def claim(body: ClaimBody) -> JSONResponse:
@@ -138,8 +138,8 @@ def _get_client(scope: Scope) -> str:
     return address.removeprefix("::ffff:")
 
 
-def _render(joined: Joined) -> dict[str, Any]:
-    return {"id": joined.host_id, "certificate": joined.certificate.decode(), "expiresAt": joined.expires_at}
+def _render(response: JoinResponse) -> dict[str, Any]:
+    return {"id": response.host_id, "certificate": response.certificate.decode(), "expiresAt": response.expires_at}
 
 
 async def _send_error(send: Send, status: int, message: str) -> None:

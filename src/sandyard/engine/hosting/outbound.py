@@ -12,7 +12,7 @@ import os
 import ssl
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from cryptography.hazmat.primitives import serialization
@@ -25,8 +25,8 @@ Ask = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 
 _CONTEXT_S = 24 * 3600.0  # certificates are valid for a week
 _MAX_CONTEXTS = 512
-_MAX_QUESTIONS = 200
-"""How many questions may wait for answers of the engine, which accepts no more than a few times as many."""
+_MAX_CONCURRENT_CALLS = 200
+"""How many calls may wait for the engine, which accepts only a few times as many."""
 
 
 class RemoteOutbound:
@@ -34,35 +34,31 @@ class RemoteOutbound:
 
     def __init__(self, ask: Ask) -> None:
         self._ask_engine = ask
-        self._questions = asyncio.Semaphore(_MAX_QUESTIONS)
+        self._call_slots = asyncio.Semaphore(_MAX_CONCURRENT_CALLS)
         self._loop = asyncio.get_running_loop()
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._contexts: OrderedDict[str, tuple[float, ssl.SSLContext]] = OrderedDict()
 
     async def _ask(self, verb: str, arguments: Mapping[str, Any]) -> Any:
-        async with self._questions:
+        async with self._call_slots:
             return await self._ask_engine(verb, arguments)
 
     async def fill(self, value: str) -> str:
         if not placeholders.contains_secret(value):
             return value
-        return str(await self._run(self._ask("fill", {"value": value})))
+        return str(await self._run_in_engine_loop(self._ask("fill", {"value": value})))
 
     def holds_secret(self, value: str) -> bool:
         return placeholders.contains_secret(value)
 
     async def make_context(self, host: str) -> ssl.SSLContext:
-        return await self._run(self._get_context(host))
+        return await self._run_in_engine_loop(self._get_context(host))
 
-    async def _run(self, work: Awaitable[T]) -> T:
+    async def _run_in_engine_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Run in the event loop of the connection to the engine. Can be called in any event loop."""
-
-        async def run() -> T:
-            return await work
-
         if asyncio.get_running_loop() is self._loop:
-            return await run()
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run(), self._loop))
+            return await work
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def _get_context(self, host: str) -> ssl.SSLContext:
         made_at, context = self._contexts.get(host, (float("-inf"), None))

@@ -22,9 +22,9 @@ from sandyard.engine.drivers.cluster.connections import (
     LineProtocol,
     check_protocol,
     describe_protocol,
+    enable_keepalive,
     make_failure,
     make_result,
-    notice_lost_peer,
     parse_line,
 )
 from sandyard.engine.drivers.cluster.peer import Peer
@@ -49,7 +49,7 @@ log = get_logger(__name__)
 MAX_CONNECTIONS = 16_384
 MAX_HANDSHAKES = 512
 """Maximum number of concurrent TLS handshakes, whose clients are not authenticated yet. One address gets at most a quarter."""
-_MIN_CONNECTIONS_TO_TIDY = 64  # closed connections are forgotten when there are this many or more
+_MIN_CLEANUP_AT = 64  # closed connections are forgotten when there are this many or more
 Ready = Callable[[int], None]
 
 
@@ -60,14 +60,14 @@ def run(settings: HostSettings, ready: Ready = lambda port: None) -> None:
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     raise_file_limit()
     with (
-        lock(settings.data_dir),
+        lock_data_dir(settings.data_dir),
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         runner.run(_serve_until_signal(settings, ready))
 
 
 @contextlib.contextmanager
-def lock(data_dir: Path) -> Iterator[None]:
+def lock_data_dir(data_dir: Path) -> Iterator[None]:
     """Keep other processes from using the data directory of a host. Raises ConflictError if one does."""
     data = DataDir(data_dir)
     data.lock()
@@ -82,7 +82,7 @@ def was_used(data_dir: Path) -> bool:
     return (data_dir / OWNER).exists()
 
 
-def clear(machine: EngineSettings) -> None:
+def remove_all_sandboxes(machine: EngineSettings) -> None:
     """Remove all sandboxes and snapshots of a host that has left its engine, and the record of that engine, so that another
     engine can use the host. The caller holds the lock on the data directory. Raises what the driver raises."""
     if not was_used(machine.data_dir):
@@ -111,15 +111,13 @@ async def _serve_until_signal(settings: HostSettings, ready: Ready) -> None:
 
 async def serve(settings: HostSettings, stopping: asyncio.Event, ready: Ready = lambda port: None) -> None:
     """Serve until `stopping` is set. Sandboxes keep running. The caller holds the lock on the data directory."""
-    holder: list[HostService] = []
 
     async def ask(verb: str, arguments: Mapping[str, Any]) -> Any:
-        return await holder[0].ask(verb, arguments)
+        return await service.ask(verb, arguments)  # the driver asks only after the service has opened it
 
     driver_settings = settings.make_driver_settings()
     driver = load_driver(driver_settings, settings.data_dir, RemoteOutbound(ask))
     service = make_service(settings.host_id, driver, driver_settings)
-    holder.append(service)
     listener = listen(settings.address, settings.port)
     try:
         async with HostServer(service, listener, settings.tls) as server:
@@ -167,7 +165,7 @@ class HostServer:
         self._service = service
         self._listener = listener
         self._connections: set[asyncio.Transport] = set()
-        self._tidy_at = _MIN_CONNECTIONS_TO_TIDY
+        self._cleanup_at = _MIN_CLEANUP_AT
         self._tasks = TaskSet("host")
         self._acceptor = TlsAcceptor(tls, lambda _: _EngineConnection(self), Connections(MAX_HANDSHAKES))
 
@@ -189,9 +187,9 @@ class HostServer:
 
     def add(self, connection: _EngineConnection) -> None:
         """Serve a new connection."""
-        if len(self._connections) >= self._tidy_at:
+        if len(self._connections) >= self._cleanup_at:
             self._connections = {known for known in self._connections if not known.is_closing()}
-            self._tidy_at = max(_MIN_CONNECTIONS_TO_TIDY, 2 * len(self._connections))
+            self._cleanup_at = max(_MIN_CLEANUP_AT, 2 * len(self._connections))
         if len(self._connections) >= MAX_CONNECTIONS:
             log.warning("host_connection_refused", reason=f"there are {MAX_CONNECTIONS} connections")
             connection.transport.abort()
@@ -199,24 +197,24 @@ class HostServer:
         self._connections.add(connection.transport)
         self._tasks.spawn(self._serve(connection))
 
-    async def _serve(self, line: LineProtocol) -> None:
+    async def _serve(self, connection: LineProtocol) -> None:
         try:
             async with asyncio.timeout(FIRST_LINE_S):
-                message = parse_line(await line.line)
+                message = parse_line(await connection.first_line)
             check_protocol(message, "the engine", "this host")
         except TimeoutError:
-            line.transport.abort()
+            connection.transport.abort()
         except SandyardError as error:
             log.warning("host_connection_failed", reason=error.message)
-            line.transport.write(make_failure(error))
-            line.transport.close()
+            connection.transport.write(make_failure(error))
+            connection.transport.close()
         else:
             if "stream" in message:
-                await serve_stream(self._service, line, message)
+                await serve_stream(self._service, connection, message)
             else:
-                await self._serve_control(line)
+                await self._serve_control(connection)
 
-    async def _serve_control(self, line: LineProtocol) -> None:
+    async def _serve_control(self, connection: LineProtocol) -> None:
         async def handle(verb: str, arguments: Mapping[str, Any]) -> Any:
             try:
                 return await self._service.handle(peer, verb, arguments)
@@ -227,8 +225,8 @@ class HostServer:
                 ) from error
 
         peer = Peer("The engine", handle)
-        line.transport.write(make_result({"version": __version__, **describe_protocol()}))
-        line.hand_over(peer)
+        connection.transport.write(make_result({"version": __version__, **describe_protocol()}))
+        connection.hand_over(peer)
 
 
 class _EngineConnection(LineProtocol):
@@ -238,5 +236,5 @@ class _EngineConnection(LineProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        notice_lost_peer(self.transport)
+        enable_keepalive(self.transport)
         self._server.add(self)

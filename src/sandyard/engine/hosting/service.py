@@ -14,7 +14,7 @@ import json
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,7 @@ class HostService:
             if self._peer is not None and self._peer is not peer:
                 self._peer.close("the engine has opened the host again")
                 await self._peer.end_handlers()  # before the driver removes what they may still be creating
-            self._write(OWNER, {"epoch": sender.epoch, "engine": sender.engine})
+            self._write_owner(sender)
             self._owner, self._peer = sender, peer
             keep = [codec.decode_handle(handle) for handle in arguments["keep"]]
             snapshots = list(map(str, arguments["snapshots"]))
@@ -380,20 +380,16 @@ class HostService:
     # Files ------------------------------------------------------------------------------------------------------------
 
     def _read_owner(self) -> Owner | None:
-        found = self._read(OWNER, None)
-        return None if found is None else _parse_owner(found)
-
-    def _read(self, name: str, default: Any) -> Any:
-        """Return the content of one of the service's own files. Raises SandyardError if it is damaged."""
+        """Return the engine process that opened this host last, None if there is none. Raises SandyardError if the file is damaged."""
         try:
-            return json.loads((self._folder / name).read_text())
+            return _parse_owner(json.loads((self._folder / OWNER).read_text()))
         except FileNotFoundError:
-            return default
+            return None
         except (OSError, ValueError) as error:
-            raise SandyardError(f"Could not read {self._folder / name}: {error}.") from error
+            raise SandyardError(f"Could not read {self._folder / OWNER}: {error}.") from error
 
-    def _write(self, name: str, content: Any) -> None:
-        files.write(self._folder / name, json.dumps(content).encode(), 0o600)
+    def _write_owner(self, owner: Owner) -> None:
+        files.write(self._folder / OWNER, json.dumps(asdict(owner)).encode(), 0o600)
 
 
 def _get_handle(arguments: Json) -> Handle:

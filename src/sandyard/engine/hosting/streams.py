@@ -7,43 +7,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
 from sandyard.engine.drivers.cluster import codec
 from sandyard.engine.drivers.cluster.codec import Json
 from sandyard.engine.drivers.cluster.connections import (
+    CHUNK_LENGTH,
     LineProtocol,
+    encode_chunk,
     explain_failure,
     make_failure,
     make_result,
     relay,
 )
-from sandyard.engine.drivers.cluster.layers import CHUNK_BYTES, LayerPackage
+from sandyard.engine.drivers.cluster.layers import CHUNK_BYTES, MAX_CHUNK_BYTES, LayerPackage
 from sandyard.engine.hosting.service import HostService
 from sandyard.kit.errors import InvalidInputError, SandyardError, UnreachableError
 
-CHUNK_LENGTH = struct.Struct("!I")
 _DRAIN_S = 10.0
 
 
-async def serve_stream(service: HostService, line: LineProtocol, message: Json) -> None:
+async def serve_stream(service: HostService, connection: LineProtocol, message: Json) -> None:
     """Handle the request in the first line of a stream, and transfer the bytes."""
     try:
         service.check_owner(message)
         kind, arguments = str(message["stream"]), message["arguments"]
         if kind == "connect":
-            await _connect(service, line, arguments)
+            await _connect(service, connection, arguments)
             return
         transfer = _TRANSFERS.get(kind)
         if transfer is None:
             raise InvalidInputError(f"This host does not know the stream {kind!r}. Upgrade it.")
     except (SandyardError, KeyError, TypeError, ValueError) as error:
-        line.transport.write(make_failure(error))
-        line.transport.close()
+        connection.transport.write(make_failure(error))
+        connection.transport.close()
         return
-    reader, writer = line.make_streams()
+    reader, writer = connection.make_streams()
     try:
         await transfer(service, reader, writer, arguments)
         await writer.drain()
@@ -58,11 +58,11 @@ async def serve_stream(service: HostService, line: LineProtocol, message: Json) 
         writer.close()
 
 
-async def _connect(service: HostService, line: LineProtocol, arguments: Json) -> None:
+async def _connect(service: HostService, connection: LineProtocol, arguments: Json) -> None:
     handle = codec.decode_handle(arguments["handle"])
-    connection = await service.driver.connect(handle, int(arguments["port"]))
-    line.transport.write(make_result(None))
-    await relay(line, connection)
+    target = await service.driver.connect(handle, int(arguments["port"]))
+    connection.transport.write(make_result(None))
+    await relay(connection, target)
 
 
 async def _send_layer(
@@ -93,9 +93,9 @@ async def _send_file(
     try:
         writer.write(make_result({"size": file.size}))
         while chunk := await file.read(CHUNK_BYTES):
-            writer.write(CHUNK_LENGTH.pack(len(chunk)) + chunk)
+            writer.write(encode_chunk(chunk))
             await writer.drain()
-        writer.write(CHUNK_LENGTH.pack(0))
+        writer.write(encode_chunk(b""))
     finally:
         await file.close()
 
@@ -147,7 +147,7 @@ async def read_chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
     """Yield chunks up to the empty one that ends a transfer. Raises UnreachableError if it is missing."""
     try:
         while size := CHUNK_LENGTH.unpack(await reader.readexactly(CHUNK_LENGTH.size))[0]:
-            if size > 2 * CHUNK_BYTES:
+            if size > MAX_CHUNK_BYTES:
                 raise InvalidInputError("A chunk of the transfer is too large.")
             yield await reader.readexactly(size)
     except asyncio.IncompleteReadError:

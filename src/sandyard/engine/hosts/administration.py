@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol
 
 from sandyard import __version__
 from sandyard.engine.contract import Driver
-from sandyard.engine.drivers.cluster.model import LOCAL_HOST_ID, HostRecord, HostRoom, HostState, HostStatus
-from sandyard.engine.drivers.room import read_memory
+from sandyard.engine.drivers.cluster.model import LOCAL_HOST_ID, HostRecord, HostState, HostStatus
+from sandyard.engine.drivers.cluster.reports import describe_room
 from sandyard.engine.hosts.directory import Hosts
-from sandyard.engine.hosts.enrollment import TOKEN_LIFETIME_S, Enrollment, NewToken
+from sandyard.engine.hosts.enrollment import TOKEN_LIFETIME_S, Enrollment, IssuedJoinToken
 from sandyard.engine.hosts.machines import Claim, TokenOffer
-from sandyard.engine.hosts.supply import HostSupply, SourceView
+from sandyard.engine.hosts.supply import HostSupply, SourceView, make_unknown_source_error
 from sandyard.engine.store.database import Database
-from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
+from sandyard.kit.errors import ConflictError, InvalidInputError
 
 _HOSTS_DISABLED = "This engine does not use hosts. Restart it with --join-address."
 
@@ -48,8 +46,8 @@ class Evacuations(Protocol):
         """Return the progress of emptying a host, or None if it is not being emptied."""
         ...
 
-    def list_checkpoints(self, host_id: str) -> Sequence[float]:
-        """Return when the checkpoints of the sandboxes on a host were taken."""
+    def list_checkpoint_times(self, host_id: str) -> Sequence[float]:
+        """Return when the checkpoints of the sandboxes on a host were taken, for those that have one."""
         ...
 
 
@@ -65,7 +63,7 @@ class HostView:
     expires_at: float | None = None  # of its certificate
     evacuation: EvacuationProgress | None = None  # None: its sandboxes are not being moved away
     lost: bool = False  # its sandboxes are being recovered on other hosts
-    checkpoints: Sequence[float] = ()  # the times of the checkpoints of its sandboxes
+    checkpoint_times: Sequence[float] = ()  # of its sandboxes that have one
     source: str | None = None  # that lists its machine; None: it is the engine's own
     is_missing: bool = False  # its source no longer lists it
 
@@ -116,7 +114,7 @@ class HostAdministration:
                 view = replace(
                     view,
                     evacuation=self._evacuations.find_progress(record.id),
-                    checkpoints=self._evacuations.list_checkpoints(record.id),
+                    checkpoint_times=self._evacuations.list_checkpoint_times(record.id),
                 )
             views.append(view)
         return views
@@ -128,7 +126,7 @@ class HostAdministration:
     async def claim_token(self, source: str, claim: Claim) -> TokenOffer:
         """Return the join token for a machine of a source. Raises what `HostSupply.claim` raises."""
         if self._supply is None:
-            raise NotFoundError("This engine takes no hosts from that source.")
+            raise make_unknown_source_error(source)
         return await self._supply.claim(source, claim)
 
     def get(self, id_or_name: str) -> HostView:
@@ -139,7 +137,7 @@ class HostAdministration:
                 return view
         raise self._hosts.make_not_found(id_or_name)
 
-    async def create_token(self, lifetime_s: float = TOKEN_LIFETIME_S) -> NewToken:
+    async def create_token(self, lifetime_s: float = TOKEN_LIFETIME_S) -> IssuedJoinToken:
         """Create a token that lets one machine join. Raises InvalidInputError, and ConflictError if the engine accepts no hosts."""
         if self._enrollment is None:
             raise ConflictError(
@@ -177,7 +175,9 @@ class HostAdministration:
                 f"The host {status.record.name} can be reached. Move its sandboxes with `sandyard host drain`, so that "
                 "no files are lost."
             )
-        if status.state is HostState.CONNECTING or self._evacuations is None:
+        if self._evacuations is None:
+            raise ConflictError(_HOSTS_DISABLED)
+        if status.state is HostState.CONNECTING:
             raise ConflictError(f"The engine has not tried to reach the host {status.record.name} yet. Try again.")
         self._hosts.update(status.record.id, lost=True)
         await self.flush()
@@ -190,14 +190,13 @@ class HostAdministration:
         if status.record.id == LOCAL_HOST_ID:
             raise InvalidInputError("The engine's own machine cannot be removed.")
         if status.sandboxes and not force:
+            if status.state is HostState.READY:
+                remedy = "Move them with `sandyard host drain`, or delete them."
+            else:
+                remedy = "If the host does not return, recover them with `sandyard host recover`."
             raise ConflictError(
-                f"The host {status.record.name} still has {_count_sandboxes(status.sandboxes)}, which would be lost. "
-                + (
-                    "Move them with `sandyard host drain`, or delete them"
-                    if status.state is HostState.READY
-                    else "If the host does not return, recover them with `sandyard host recover`"
-                )
-                + ". To lose them, use --force."
+                f"The host {status.record.name} still has {_format_count(status.sandboxes)}, which would be lost. {remedy} "
+                "To lose them, use --force."
             )
         if self._supply is not None:
             self._supply.remove(self._hosts.get(status.record.id).source, status.record)
@@ -213,50 +212,25 @@ class HostAdministration:
 class LocalStatus:
     """Reports the status of the engine's own machine, for engines that run sandboxes only there."""
 
-    def __init__(self, driver: Driver, count_sandboxes: Callable[[], int], disk: Path) -> None:
+    def __init__(self, driver: Driver, count_sandboxes: Callable[[], int]) -> None:
         self._driver = driver
         self._count_sandboxes = count_sandboxes
-        self._disk = disk
         self._since = time.time()
         self._record = HostRecord(LOCAL_HOST_ID, "local", "127.0.0.1", 0)
 
     def __call__(self) -> Sequence[HostStatus]:
-        room = self._driver.get_room()
         return [
             HostStatus(
                 self._record,
                 HostState.READY,
                 self._since,
                 version=__version__,
-                room=HostRoom(
-                    _read_total_memory(),
-                    room.memory_available,
-                    _read_total_disk(self._disk),
-                    room.disk_free,
-                    os.cpu_count() or 1,
-                    os.getloadavg()[0],
-                    room.full,
-                ),
+                room=describe_room(self._driver.get_room()),
                 capabilities=self._driver.capabilities,
                 sandboxes=self._count_sandboxes(),
             )
         ]
 
 
-def _read_total_memory() -> int | None:
-    try:
-        return read_memory()[0]
-    except (OSError, ValueError):
-        return None
-
-
-def _read_total_disk(folder: Path) -> int | None:
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return None
-    return found.f_blocks * found.f_frsize
-
-
-def _count_sandboxes(number: int) -> str:
+def _format_count(number: int) -> str:
     return "1 sandbox" if number == 1 else f"{number} sandboxes"

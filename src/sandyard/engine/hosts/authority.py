@@ -38,7 +38,7 @@ class HostCertificate:
 
 
 class HostAuthority:
-    """Issues certificates to hosts, and has the TLS contexts with which the engine identifies itself to them. Thread-safe."""
+    """Issues certificates to hosts, and makes the TLS contexts with which the engine identifies itself to them. Thread-safe."""
 
     def __init__(self, authority: Authority, clock: Clock | None = None) -> None:
         self._authority = authority
@@ -103,7 +103,7 @@ def compute_key_fingerprint(key: ec.EllipticCurvePublicKey) -> str:
     return hashlib.sha256(der).hexdigest()
 
 
-def read_request(pem: str) -> ec.EllipticCurvePublicKey:
+def read_certificate_request(pem: str) -> ec.EllipticCurvePublicKey:
     """Return the public key of a certificate request, after checking that the sender has the private key. Nothing else in the
     request is used. Raises InvalidInputError."""
     try:

@@ -12,7 +12,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from sandyard.engine.hosts.authority import HostAuthority, compute_key_fingerprint, read_request
+from sandyard.engine.hosts.authority import HostAuthority, compute_key_fingerprint, read_certificate_request
 from sandyard.engine.hosts.directory import STATIC, HostDetails, Hosts
 from sandyard.engine.hosts.join_token import JoinToken
 from sandyard.engine.store.database import Database
@@ -35,7 +35,7 @@ _NOT_VALID = (
 
 
 @dataclass(frozen=True, slots=True)
-class NewToken:
+class IssuedJoinToken:
     """A join token, which is shown once."""
 
     token: JoinToken
@@ -53,8 +53,8 @@ class JoinRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """The response to a new host. The certificate is for the key in the host's certificate request."""
+class JoinResponse:
+    """The response to a host that has joined or renews its certificate, which is for the key in its certificate request."""
 
     host_id: str
     certificate: bytes  # PEM
@@ -92,7 +92,7 @@ class Enrollment:
         """Return the context of the server at which hosts join."""
         return self._authority.get_join_context()
 
-    def create_token(self, lifetime_s: float = TOKEN_LIFETIME_S, source: str = STATIC) -> NewToken:
+    def create_token(self, lifetime_s: float = TOKEN_LIFETIME_S, source: str = STATIC) -> IssuedJoinToken:
         """Create a token for one host, whose machine is listed by this source. Raises InvalidInputError."""
         if not MIN_TOKEN_LIFETIME_S <= lifetime_s <= MAX_TOKEN_LIFETIME_S:
             raise InvalidInputError("A join token can be valid for 1 minute to 7 days.")
@@ -106,13 +106,13 @@ class Enrollment:
             (token.id, _hash(token.secret.reveal()), now + lifetime_s, source),
         )
         log.info("join_token_created", token=token.id, lifetime_s=lifetime_s)
-        return NewToken(token, now + lifetime_s)
+        return IssuedJoinToken(token, now + lifetime_s)
 
-    def join(self, request: JoinRequest) -> Joined:
+    def join(self, request: JoinRequest) -> JoinResponse:
         """Register the host that sent this request. Raises UnauthenticatedError or ForbiddenError if its token is not valid.
         Also raises what `Hosts.register` raises: the token then stays unused."""
         expires_at, used_by, source = self._check_token(request.token_id, request.secret)
-        key = read_request(request.certificate_request)
+        key = read_certificate_request(request.certificate_request)
         fingerprint = compute_key_fingerprint(key)
         if used_by is not None and used_by != fingerprint:
             raise ForbiddenError(
@@ -135,21 +135,21 @@ class Enrollment:
             details = replace(details, labels={})
         record, certificate = self._hosts.register(key, details, mark_used, source)
         log.info("host_joined", host=record.id, name=record.name, address=record.address, token=request.token_id)
-        return Joined(record.id, certificate.pem, self._authority.pem, certificate.expires_at)
+        return JoinResponse(record.id, certificate.pem, self._authority.pem, certificate.expires_at)
 
-    def renew(self, certificate_request: str) -> Joined:
+    def renew(self, certificate_request: str) -> JoinResponse:
         """Issue a new certificate to a registered host, which is identified by its key. Replaying a recorded request is
         harmless: the certificate is useless without the private key. Raises InvalidInputError or NotFoundError."""
-        key = read_request(certificate_request)
+        key = read_certificate_request(certificate_request)
         certificate = self._hosts.renew(key)
         host = self._hosts.find_by_key(compute_key_fingerprint(key))
         assert host is not None
-        return Joined(host.record.id, certificate.pem, self._authority.pem, certificate.expires_at)
+        return JoinResponse(host.record.id, certificate.pem, self._authority.pem, certificate.expires_at)
 
     def check_leave(self, certificate_request: str, signature: str) -> str:
         """Return the id of the host that wants to leave, after checking the signature with its key. Raises InvalidInputError,
         ConflictError if the host is not registered, and UnauthenticatedError."""
-        key = read_request(certificate_request)
+        key = read_certificate_request(certificate_request)
         host = self._hosts.find_by_key(compute_key_fingerprint(key))
         if host is None:
             raise ConflictError("This host is not registered with the engine, or was removed.")

@@ -14,7 +14,7 @@ from cryptography.x509.oid import NameOID
 
 from sandyard.engine.certificates import files
 from sandyard.engine.certificates.files import CertificateError, Key, lock_folder
-from sandyard.engine.hosts.enrollment import Joined
+from sandyard.engine.hosts.enrollment import JoinResponse
 from sandyard.kit.errors import ConflictError, NotFoundError
 
 FOLDER = "identity"
@@ -34,22 +34,22 @@ class HostRegistration:
 
 
 class HostIdentity:
-    """The identity in a host's data directory. Creating the object reads nothing."""
+    """The files with a host's identity, in its data directory. Creating the object reads nothing."""
 
     def __init__(self, data_dir: Path) -> None:
         self.folder = data_dir.absolute() / FOLDER
 
     @property
-    def key(self) -> Path:
+    def key_path(self) -> Path:
         return self.folder / files.KEY
 
     @property
-    def certificate(self) -> Path:
+    def certificate_path(self) -> Path:
         """The host's certificate, replaced when it is renewed."""
         return self.folder / CERTIFICATE
 
     @property
-    def authority(self) -> Path:
+    def authority_path(self) -> Path:
         """The certificate of the engine's authority for hosts."""
         return self.folder / AUTHORITY
 
@@ -76,26 +76,26 @@ class HostIdentity:
             )
         return found
 
-    def prepare_request(self) -> str:
+    def prepare_certificate_request(self) -> str:
         """Return a certificate request for the host's key, which is created first if there is none. The key never leaves
         this machine. Blocks; raises CertificateError."""
         with lock_folder(self.folder):
             key = files.read_key(self.folder) or files.create_key(self.folder)
-        return make_request(key)
+        return make_certificate_request(key)
 
     def load_key(self) -> Key:
         """Return the host's key. Blocks; raises CertificateError."""
         key = files.read_key(self.folder)
         if key is None:
-            raise CertificateError(f"The key {self.key} is missing. Join again with `sandyard host join`.")
+            raise CertificateError(f"The key {self.key_path} is missing. Join again with `sandyard host join`.")
         return key
 
-    def store(self, registration: HostRegistration, joined: Joined) -> None:
+    def store(self, registration: HostRegistration, response: JoinResponse) -> None:
         """Store the response of the engine. The record is written last, so that after a crash the host has either joined or
         not. Blocks; raises CertificateError."""
-        _check_belongs(joined, self.load_key(), registration.id)
-        files.write(self.authority, joined.authority, 0o644)
-        files.write(self.certificate, joined.certificate, 0o644)
+        _check_owner(response, self.load_key(), registration.id)
+        files.write(self.authority_path, response.authority, 0o644)
+        files.write(self.certificate_path, response.certificate, 0o644)
         fields = {
             "id": registration.id,
             "name": registration.name,
@@ -104,18 +104,18 @@ class HostIdentity:
         }
         files.write(self.folder / RECORD, json.dumps(fields).encode(), 0o644)
 
-    def store_certificate(self, joined: Joined) -> None:
+    def store_certificate(self, response: JoinResponse) -> None:
         """Replace the certificate with a renewed one. Blocks; raises CertificateError."""
-        _check_belongs(joined, self.load_key(), self.get().id)
-        files.write(self.certificate, joined.certificate, 0o644)
+        _check_owner(response, self.load_key(), self.get().id)
+        files.write(self.certificate_path, response.certificate, 0o644)
 
     def read_expiry(self) -> float:
         """Return when the certificate expires. Blocks; raises CertificateError."""
-        return _read_certificate(self._read(self.certificate)).not_valid_after_utc.timestamp()
+        return _read_certificate(self._read(self.certificate_path)).not_valid_after_utc.timestamp()
 
     def remove(self) -> None:
         """Remove the record, the certificate and the key. Idempotent."""
-        for path in (self.folder / RECORD, self.certificate, self.authority, self.key):
+        for path in (self.folder / RECORD, self.certificate_path, self.authority_path, self.key_path):
             path.unlink(missing_ok=True)
 
     def _read(self, path: Path) -> bytes:
@@ -125,20 +125,20 @@ class HostIdentity:
             raise CertificateError(f"Could not read {path}: {error.strerror}. Join again.") from error
 
 
-class HostServerCertificate:
-    """The TLS context of a host service: it presents the host's certificate, reloads it after it was renewed, and accepts only
-    the engine."""
+class HostServerTls:
+    """The TLS context of a host service. It presents the host's certificate, which is loaded again when it was renewed, and accepts
+    only the engine."""
 
     def __init__(self, identity: HostIdentity) -> None:
         """Load the certificate. Blocks; raises CertificateError."""
         self._identity = identity
-        self._stamp = self._get_stamp()
+        self._version = self._get_version()
         self.context = self._load()
-        self._current = self.context
+        self._current = self.context  # with the newest certificate: `context` hands each connection over to it
         self._checked_at = time.monotonic()
-        self.context.sni_callback = self._refresh
+        self.context.sni_callback = self._use_current
 
-    def _refresh(self, connection: ssl.SSLObject, name: str | None, _: object) -> None:
+    def _use_current(self, connection: ssl.SSLObject, name: str | None, _: object) -> None:
         now = time.monotonic()
         if now - self._checked_at > CHECK_INTERVAL_S:
             self._checked_at = now
@@ -148,15 +148,16 @@ class HostServerCertificate:
 
     def check_files(self) -> None:
         """Load the certificate if it was renewed."""
-        stamp = self._get_stamp()
-        if stamp != self._stamp:
-            self._current, self._stamp = self._load(), stamp
+        version = self._get_version()
+        if version != self._version:
+            self._current, self._version = self._load(), version
 
-    def _get_stamp(self) -> tuple[int, int]:
+    def _get_version(self) -> tuple[int, int]:
+        """Return what changes when the certificate file is replaced: its inode and its time."""
         try:
-            status = self._identity.certificate.stat()
+            status = self._identity.certificate_path.stat()
         except OSError as error:
-            raise CertificateError(f"Could not read {self._identity.certificate}: {error.strerror}.") from error
+            raise CertificateError(f"Could not read {self._identity.certificate_path}: {error.strerror}.") from error
         return status.st_ino, status.st_mtime_ns
 
     def _load(self) -> ssl.SSLContext:
@@ -164,8 +165,8 @@ class HostServerCertificate:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
         try:
-            context.load_cert_chain(self._identity.certificate, self._identity.key)
-            context.load_verify_locations(self._identity.authority)
+            context.load_cert_chain(self._identity.certificate_path, self._identity.key_path)
+            context.load_verify_locations(self._identity.authority_path)
         except (OSError, ssl.SSLError) as error:
             raise CertificateError(
                 f"Could not use the certificate in {self._identity.folder}: {error}. Join again with `sandyard host join`."
@@ -173,15 +174,16 @@ class HostServerCertificate:
         return context
 
 
-def make_request(key: Key) -> str:
-    """Return a certificate request (PEM) that proves the possession of this key. The engine chooses the names."""
+def make_certificate_request(key: Key) -> str:
+    """Return a certificate request (PEM) that proves possession of this key. The engine chooses the names in the certificate."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Sandyard host")])
     request = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(key, hashes.SHA256())
     return request.public_bytes(serialization.Encoding.PEM).decode()
 
 
-def _check_belongs(joined: Joined, key: Key, host_id: str) -> None:
-    certificate = _read_certificate(joined.certificate)
+def _check_owner(response: JoinResponse, key: Key, host_id: str) -> None:
+    """Raise ConflictError if the certificate is not for this key and host."""
+    certificate = _read_certificate(response.certificate)
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     if certificate.public_key() != key.public_key() or names.get_values_for_type(x509.DNSName) != [host_id]:
         raise ConflictError("The engine sent a certificate for another host. Try again.")

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 
 from sandyard.engine.hosts.authority import ENGINE_NAME, compute_fingerprint
-from sandyard.engine.hosts.enrollment import Joined, sign_leave
-from sandyard.engine.hosts.identity import HostIdentity, HostRegistration, make_request
+from sandyard.engine.hosts.enrollment import JoinResponse, sign_leave
+from sandyard.engine.hosts.identity import HostIdentity, HostRegistration, make_certificate_request
 from sandyard.engine.hosts.join_token import JoinToken
 from sandyard.engine.hosts.machines import Claim, TokenOffer
 from sandyard.kit.errors import ConflictError, ForbiddenError, SandyardError, UnreachableError
@@ -51,7 +51,7 @@ def join(
     JoinRefusedError."""
     known = identity.find()
     authority = _fetch_authority(token.address, token.fingerprint)
-    if known is not None and compute_fingerprint(identity.authority.read_bytes()) != token.fingerprint:
+    if known is not None and compute_fingerprint(identity.authority_path.read_bytes()) != token.fingerprint:
         raise ConflictError(
             f"This machine has joined another engine, at {known.engine}. Leave it first with `sandyard host leave`, or choose "
             "another --data-dir."
@@ -59,16 +59,16 @@ def join(
     body = {
         "token": token.id,
         "secret": token.secret.reveal(),
-        "certificateRequest": identity.prepare_request(),
+        "certificateRequest": identity.prepare_certificate_request(),
         "name": name,
         "address": address,
         "port": port,
         "labels": dict(labels),
     }
     with _open_client(token.address, authority) as client:
-        joined = _parse_joined(_post(client, token.address, "/join", body), authority)
-    registration = HostRegistration(joined.host_id, name, token.address, port)
-    identity.store(registration, joined)
+        response = _parse_response(_post(client, token.address, "/join", body), authority)
+    registration = HostRegistration(response.host_id, name, token.address, port)
+    identity.store(registration, response)
     return registration
 
 
@@ -93,11 +93,11 @@ def claim_token(address: str, fingerprint: str, source: str, claim: Claim) -> To
 def renew(identity: HostIdentity) -> None:
     """Get and store a new certificate for the same key. Blocks. Raises UnreachableError and JoinRefusedError."""
     registration = identity.get()
-    authority = identity.authority.read_bytes()
-    body = {"certificateRequest": make_request(identity.load_key())}
+    authority = identity.authority_path.read_bytes()
+    body = {"certificateRequest": make_certificate_request(identity.load_key())}
     with _open_client(registration.engine, authority) as client:
-        joined = _parse_joined(_post(client, registration.engine, "/renew", body), authority)
-    identity.store_certificate(joined)
+        response = _parse_response(_post(client, registration.engine, "/renew", body), authority)
+    identity.store_certificate(response)
 
 
 def renew_if_due(identity: HostIdentity, now: float) -> bool:
@@ -141,9 +141,13 @@ def leave(identity: HostIdentity, *, force: bool = False) -> HostRegistration:
     does not respond. Blocks. Raises UnreachableError, and JoinRefusedError if the engine still has sandboxes here."""
     registration = identity.get()
     key = identity.load_key()
-    body = {"certificateRequest": make_request(key), "signature": sign_leave(key, registration.id), "force": force}
+    body = {
+        "certificateRequest": make_certificate_request(key),
+        "signature": sign_leave(key, registration.id),
+        "force": force,
+    }
     try:
-        with _open_client(registration.engine, identity.authority.read_bytes()) as client:
+        with _open_client(registration.engine, identity.authority_path.read_bytes()) as client:
             _post(client, registration.engine, "/leave", body)
     except (UnreachableError, JoinRefusedError):
         if not force:
@@ -222,8 +226,10 @@ def _exchange(client: httpx.Client, method: str, path: str, **options: Any) -> t
         return response, bytes(content)
 
 
-def _parse_joined(answer: Any, authority: bytes) -> Joined:
+def _parse_response(answer: Any, authority: bytes) -> JoinResponse:
     try:
-        return Joined(str(answer["id"]), str(answer["certificate"]).encode(), authority, float(answer["expiresAt"]))
+        return JoinResponse(
+            str(answer["id"]), str(answer["certificate"]).encode(), authority, float(answer["expiresAt"])
+        )
     except (KeyError, TypeError, ValueError, OverflowError):
         raise JoinRefusedError(_NOT_UNDERSTOOD) from None

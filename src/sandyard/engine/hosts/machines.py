@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Protocol, runtime_checkable
 
 from sandyard.engine.hosts.directory import STATIC, Hosts
 from sandyard.engine.hosts.join_token import JoinToken
 from sandyard.kit.errors import NotFoundError
 from sandyard.kit.secret import Secret
+
+EFFECT_OF_AWAY_CLUSTER = "Hosts and sandboxes keep running, but nodes that join or leave are not noticed."
+"""For the problem of a source that follows a cluster and cannot reach it."""
 
 
 class NotJoinedError(NotFoundError):
@@ -122,21 +126,17 @@ class MachineList:
             await changed.wait()
 
 
-class StaticMachines:
-    """The machines on which administrators have run `sandyard host join`. They run their own host services, for example under systemd."""
+class ListedSource:
+    """Base of the sources: the part of `MachineSource` that needs only the list of machines and the problem with it. While a cluster is
+    away, its last list remains."""
 
-    name = STATIC
-    problem = None
-
-    def __init__(self, hosts: Hosts) -> None:
-        self._hosts = hosts
+    def __init__(self, problem: str | None = None) -> None:
         self._machines = MachineList()
-        self._update()
-        hosts.on_change(self._update)
+        self._problem = problem
 
-    def _update(self) -> None:
-        records = [host.record for host in self._hosts.list() if host.source == STATIC]
-        self._machines.replace([Machine(record.id, record.name, record.address) for record in records])
+    @property
+    def problem(self) -> str | None:
+        return self._problem
 
     def list(self) -> Sequence[Machine]:
         return self._machines.list()
@@ -144,5 +144,36 @@ class StaticMachines:
     def watch(self) -> AsyncIterator[MachineEvent]:
         return self._machines.watch()
 
+    def _set_problem(self, problem: str | None) -> bool:
+        """Set the problem. Return whether it has changed, and should be logged."""
+        has_changed = problem != self._problem
+        self._problem = problem
+        return has_changed
+
+
+class StaticMachines(ListedSource):
+    """The machines on which administrators have run `sandyard host join`. They run their own host services, for example under systemd."""
+
+    name = STATIC
+
+    def __init__(self, hosts: Hosts) -> None:
+        super().__init__()
+        self._hosts = hosts
+        self._update()
+        hosts.on_change(self._update)
+
+    def _update(self) -> None:
+        records = [host.record for host in self._hosts.list() if host.source == STATIC]
+        self._machines.replace([Machine(record.id, record.name, record.address) for record in records])
+
     async def start(self, machine: Machine, token: JoinToken | None) -> None:
         """Do nothing: the machine has joined, and starts its host service itself."""
+
+
+def normalize_address(address: str) -> str | None:
+    """Return an IP address in the format in which the addresses of hosts are stored, by which machines are recognized. Return None if it
+    is not an IP address."""
+    try:
+        return str(ip_address(address))
+    except ValueError:
+        return None

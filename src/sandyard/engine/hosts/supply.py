@@ -21,7 +21,7 @@ log = get_logger(__name__)
 
 CHECK_S = 60.0
 """How often a source is asked again to start a host service that should be running, in case the source has lost the request."""
-FIRST_RETRY_S, LAST_RETRY_S = 2.0, 60.0
+FIRST_RETRY_S, MAX_RETRY_S = 2.0, 60.0
 TOKEN_LIFETIME_S = 600.0
 _REMOVED = "removed_machines"
 """Key of the engine's database: ids of the machines that are not used because an administrator has removed their hosts."""
@@ -34,6 +34,13 @@ class SourceView:
     name: str
     problem: str | None  # why the list of machines may be out of date
     machines: Sequence[tuple[Machine, str | None]]
+
+
+def make_unknown_source_error(source: str) -> NotFoundError:
+    """Return the error for a machine whose source this engine does not follow."""
+    return NotFoundError(
+        f"This engine takes no hosts from the source {source[:70]!r}. Restart it with the options for that source."
+    )
 
 
 class HostSupply:
@@ -89,7 +96,7 @@ class HostSupply:
         """Return the join token that a machine of this source has claimed. Raises NotFoundError, UnauthenticatedError and BusyError."""
         found = self._sources.get(source)
         if not isinstance(found, ClaimedSource):
-            raise NotFoundError("This engine takes no hosts from that source.")
+            raise make_unknown_source_error(source)
         return await found.claim(claim)
 
     async def _follow(self, source: MachineSource) -> None:
@@ -115,7 +122,7 @@ class HostSupply:
     async def _keep_started(self, source: MachineSource, machine: Machine) -> None:
         key, retry_s = (source.name, machine.id), FIRST_RETRY_S
         while True:
-            # it is already known and shown; running host services do not need the source
+            # its problem is already shown, and running host services do not need it
             if source.problem is not None:
                 await asyncio.sleep(FIRST_RETRY_S)
                 continue
@@ -126,7 +133,7 @@ class HostSupply:
                     log.warning("host_not_started", source=source.name, machine=machine.id, reason=error.message)
                 self._problems[key] = error.message
                 await asyncio.sleep(retry_s)
-                retry_s = min(2 * retry_s, LAST_RETRY_S)
+                retry_s = min(2 * retry_s, MAX_RETRY_S)
             else:
                 if self._problems.pop(key, None) is not None:
                     log.info("host_started", source=source.name, machine=machine.id)
@@ -134,6 +141,7 @@ class HostSupply:
                 await asyncio.sleep(CHECK_S)
 
     async def _start(self, source: MachineSource, machine: Machine) -> None:
+        """Start the host service of a machine, which gets a token if it has not joined."""
         if machine.id in self._read_removed():
             raise SandyardError(
                 "An administrator has removed this host. The machine is used again after it has left the cluster and come back."
@@ -151,8 +159,8 @@ class HostSupply:
     async def _get_token(self, source: MachineSource, machine: Machine) -> JoinToken:
         """Return a token that only this machine gets. It stays the same until it is used or half of its lifetime has passed."""
         key, now = (source.name, machine.id), asyncio.get_running_loop().time()
-        token, valid_until = self._tokens.get(key, (None, 0.0))
-        if token is None or valid_until < now:
+        token, send_until = self._tokens.get(key, (None, 0.0))
+        if token is None or send_until < now:
             token = self._enrollment.create_token(TOKEN_LIFETIME_S, source.name).token
             self._tokens[key] = (token, now + TOKEN_LIFETIME_S / 2)
             await self._database.flush()

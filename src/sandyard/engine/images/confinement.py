@@ -77,12 +77,12 @@ class ConfinementError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The permissions and limits of one worker. `program`: its seccomp filter; `memory`: in bytes; `root`: the only
-    directory it sees, None for an empty one; `attributes` of that mount. `plain_ids`: it sees ids as the host does,
-    instead of through an idmapped mount (which overlayfs does not support)."""
+    """The permissions and limits of one worker. `root`: the only directory it sees, None for an empty one; `attributes` of that
+    mount. `plain_ids`: it sees ids as the host does, instead of through an idmapped mount (which overlayfs does not
+    support)."""
 
-    program: bytes
-    memory: int
+    seccomp_filter: bytes
+    memory_bytes: int
     file_bytes: int = 0
     capabilities: int = NO_CAPABILITY
     root: str | None = None
@@ -105,6 +105,7 @@ class Worker:
         return self.wait()
 
     def wait(self) -> int:
+        """Wait until the worker has ended. Return its exit code, negative for a signal."""
         _, status = os.waitpid(self.pid, 0)
         os.close(self.pidfd)
         return os.waitstatus_to_exitcode(status)
@@ -117,31 +118,31 @@ class Confinement:
     def __init__(self, *, privileged: bool | None = None) -> None:
         self.privileged = kernel.is_root() if privileged is None else privileged
         self._ids = os.geteuid(), os.getegid()
-        self._self = os.pidfd_open(os.getpid())
+        self._own_pidfd = os.pidfd_open(os.getpid())
 
     def start(self, work: Callable[[], Mapping[str, Any]], rules: Rules, keep: Collection[int] = ()) -> Worker:
         """Fork a worker that has only the descriptors `keep` and reports what `work` returns. Raises
         ConfinementError."""
         read, write = os.pipe()
         try:
-            ids = userns.create(0 if rules.plain_ids else FIRST_ID, IDS) if self.privileged else -1
+            userns_fd = userns.create(0 if rules.plain_ids else FIRST_ID, IDS) if self.privileged else -1
             pid, pidfd = kernel.clone(_NAMESPACES | (0 if self.privileged else kernel.CLONE_NEWUSER))
         except OSError as error:
             raise ConfinementError(_describe_refusal(error)) from None
         if pid == 0:
-            self._run_worker(work, rules, ids, write, keep)
+            self._run_worker(work, rules, userns_fd, write, keep)
         os.close(write)
-        if ids >= 0:
-            os.close(ids)
+        if userns_fd >= 0:
+            os.close(userns_fd)
         return Worker(pid, pidfd, read)
 
     def _run_worker(
-        self, work: Callable[[], Mapping[str, Any]], rules: Rules, ids: int, report: int, keep: Collection[int]
+        self, work: Callable[[], Mapping[str, Any]], rules: Rules, userns_fd: int, report: int, keep: Collection[int]
     ) -> NoReturn:
         code = 1
         try:
             try:
-                self._confine(rules, ids, {report, *keep})
+                self._confine(rules, userns_fd, {report, *keep})
             except OSError as error:
                 _write_report(report, {"unconfined": _describe_refusal(error)})
             else:
@@ -153,20 +154,20 @@ class Confinement:
         finally:
             os._exit(code)
 
-    def _confine(self, rules: Rules, ids: int, keep: set[int]) -> None:
+    def _confine(self, rules: Rules, userns_fd: int, keep: set[int]) -> None:
         _disable_imports()
-        if ids < 0:
+        if userns_fd < 0:  # the clone has created one, with only the id of the engine's user
             for name, text in zip(("setgroups", "uid_map", "gid_map"), ("deny", *self._make_id_maps()), strict=True):
                 _write(f"/proc/self/{name}", text)
         last_capability = _read_number("/proc/sys/kernel/cap_last_cap")
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        _enter_root(rules, ids)
+        _enter_root(rules, userns_fd)
         _set_limits(rules)
-        if ids >= 0:
-            script.run(confine.make_userns_steps(ids, IDS))
+        if userns_fd >= 0:
+            script.run(confine.make_userns_steps(userns_fd, IDS))
         os.umask(0)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # not earlier: a change of ids resets it
-        if select.select([self._self], [], [], 0)[0]:  # the parent has ended before that
+        if select.select([self._own_pidfd], [], [], 0)[0]:  # the parent has ended before that
             os._exit(1)
         for fd in {0, 1, 2} - keep:
             os.dup2(null, fd)
@@ -177,7 +178,7 @@ class Confinement:
         kernel.capset(rules.capabilities)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        kernel.load_seccomp(rules.program)
+        kernel.load_seccomp(rules.seccomp_filter)
 
     def _make_id_maps(self) -> tuple[str, ...]:
         return tuple(f"0 {own_id} 1" for own_id in self._ids)
@@ -256,21 +257,21 @@ def _disable_imports() -> None:
     gc.freeze()
 
 
-def _enter_root(rules: Rules, ids: int) -> None:
+def _enter_root(rules: Rules, userns_fd: int) -> None:
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     if rules.root is None:
         kernel.mount("none", _MOUNT_POINT, "tmpfs", kernel.MS_RDONLY | _MOUNT_FLAGS, "size=4k,nr_inodes=1,mode=555")
         kernel.pivot_into(_MOUNT_POINT)
         return
     mount = kernel.clone_mount(rules.root)
-    kernel.change_mount(mount, rules.attributes, userns_fd=-1 if rules.plain_ids else ids)
+    kernel.change_mount(mount, rules.attributes, userns_fd=-1 if rules.plain_ids else userns_fd)
     kernel.attach_mount(mount, rules.root)
     kernel.pivot_into(rules.root)
 
 
 def _set_limits(rules: Rules) -> None:
     for kind, limit in (
-        (resource.RLIMIT_AS, rules.memory),
+        (resource.RLIMIT_AS, rules.memory_bytes),
         (resource.RLIMIT_FSIZE, rules.file_bytes),
         (resource.RLIMIT_NOFILE, _MAX_OPEN_FILES),
         (resource.RLIMIT_NPROC, 0),

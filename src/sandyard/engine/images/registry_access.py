@@ -1,10 +1,10 @@
 """Restricts which hosts the engine contacts for an image. A client chooses the registry, but the engine connects to it
 from the operator's machine and network.
 
-Public addresses are always allowed. Others (this machine itself and its networks, whatever their numbers, a cloud's
-metadata service) are allowed only for hosts that the operator listed in `images_registries`; private networks, but not this
-machine, also if sandboxes may reach them anyway (`lan`). The connection uses exactly the address that was checked, so that
-a name cannot resolve differently in between; this applies to redirects and token servers too.
+Public addresses of other machines are always allowed. All others are allowed only for hosts that the operator listed in
+`images_registries`: this machine, its networks, and the metadata service of a cloud. Private networks, but not this machine, are
+also allowed if sandboxes may reach them anyway (`lan`). The connection uses exactly the address that was checked, so that a
+name cannot resolve differently in between; this applies to redirects and token servers too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import functools
 import ipaddress
 import ssl
 import urllib.request
-from collections.abc import AsyncIterator, Collection, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,10 +110,8 @@ class RegistryTransport(httpx.AsyncBaseTransport):
         core_request = httpcore.Request(
             request.method, url, headers=request.headers.raw, content=request.stream, extensions=request.extensions
         )
-        try:
+        with _translate_errors():
             response = await self._get_pool(request.url.scheme).handle_async_request(core_request)
-        except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
-            raise httpx.TransportError(str(error) or type(error).__name__) from error
         return httpx.Response(
             response.status, headers=response.headers, stream=_Body(response.stream), extensions=response.extensions
         )
@@ -144,16 +142,25 @@ class RegistryTransport(httpx.AsyncBaseTransport):
             await transport.aclose()
 
 
+@contextlib.contextmanager
+def _translate_errors() -> Iterator[None]:
+    """Raise errors of httpcore as the error of httpx that callers of the transport expect."""
+    try:
+        yield
+    except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
+        raise httpx.TransportError(str(error) or type(error).__name__) from error
+
+
 class _Body(httpx.AsyncByteStream):
+    """The content of a response of httpcore, as httpx expects it."""
+
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
+        with _translate_errors():
             async for chunk in self._stream:
                 yield chunk
-        except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
-            raise httpx.TransportError(str(error) or type(error).__name__) from error
 
     async def aclose(self) -> None:
         await self._stream.aclose()

@@ -4,8 +4,9 @@ The format is described in `images.upper_tree`, and `images.unpack` reads it. Th
 given as the argument, the file is descriptor 0, and the outcome is a JSON object on standard output. Entries are sorted
 and times come from the layer, so that the same layer gives the same file.
 
-The directory is never changed while it is packed, but a sandbox has written it: nothing here follows a link. What cannot
-be kept is an error. Only sockets are left out, which nobody could connect to, and attributes that belong to the machine.
+Nothing changes the directory while it is packed, but its contents are untrusted, because a sandbox has written them: nothing
+here follows a link. A file that cannot be packed is an error. Left out are only sockets, to which nobody could connect, and
+extended attributes that have a meaning only on this machine.
 """
 
 from __future__ import annotations
@@ -37,12 +38,11 @@ from sandyard.engine.images.upper_tree import (
 from sandyard.engine.images.worker import initialize_process, report_outcome
 
 _MEMORY_BYTES = 1 << 30
-_LEVEL = 3  # of the compression: faster than most disks
+_COMPRESSION_LEVEL = 3  # faster than most disks
 _BLOCK = tarfile.BLOCKSIZE
 _MAX_PATH_BYTES = 4095 - len("/")
-_MAX_SPARSE_STORED = (
-    8 << 30
-)  # more does not fit into the size of a plain header, which readers take the next one's place from
+# Readers find the next header by the size in this one, in which more does not fit.
+_MAX_SPARSE_BYTES = 8 << 30
 _SPACE_CHECK_BYTES = 64 << 20
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # They describe inode numbers of the lower layers on this machine, and overlay does without them.
@@ -51,7 +51,8 @@ _MACHINE_ATTRIBUTES = frozenset(OVERLAY + name for name in ("origin", "impure", 
 
 @dataclass(frozen=True, slots=True)
 class PackRequest:
-    """`rootless`: overlay's attributes in the layer have the prefix that they have without root."""
+    """The layer to pack, and its limits. `rootless`: overlay's attributes in it have the prefix that they have without root.
+    `reserve_bytes`: the space to leave free on the disk."""
 
     path: str
     rootless: bool
@@ -75,7 +76,7 @@ class LayerWriter:
     def __init__(self, target: int, request: PackRequest, tally: Tally) -> None:
         self._target, self._request, self.tally = target, request, tally
         self._plain, self._compressed, self.size = hashlib.sha256(), hashlib.sha256(), 0
-        self._compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compressobj()
+        self._compressor = zstandard.ZstdCompressor(level=_COMPRESSION_LEVEL, write_checksum=True).compressobj()
         self._next_space_check = 0
 
     @property
@@ -118,11 +119,11 @@ class LayerWriter:
 
 @dataclass
 class Packer:
-    """Writes the entries of a tree. `folder`: the path of the open directory, with a slash at its end."""
+    """Writes the entries of a directory tree as a tar archive."""
 
     writer: LayerWriter
     request: PackRequest
-    links: dict[tuple[int, int], str] = field(default_factory=dict)  # files with several names, by inode
+    links: dict[tuple[int, int], str] = field(default_factory=dict)  # the first path of files with several, by inode
 
     def pack(self, root: int) -> None:
         """Pack the directory. Closes `root`."""
@@ -168,7 +169,7 @@ class Packer:
                 self._write_header(_make_info(path, status, tarfile.LNKTYPE, first))
                 return
             self.links[inode] = path
-        where = f"/proc/self/fd/{parent}/{name}"
+        proc_path = f"/proc/self/fd/{parent}/{name}"
         if stat.S_ISCHR(mode):  # a whiteout, of which nothing else matters
             info = tarfile.TarInfo(path)
             info.type, info.mode = tarfile.CHRTYPE, 0
@@ -176,40 +177,40 @@ class Packer:
         elif stat.S_ISREG(mode):
             fd = os.open(name, _FILE_FLAGS, dir_fd=parent)
             try:
-                self._add_regular_file(fd, where, path, status)
+                self._add_regular_file(fd, proc_path, path, status)
             finally:
                 os.close(fd)
         elif stat.S_ISLNK(mode):
-            self._add_entry(where, path, status, os.readlink(name, dir_fd=parent))
+            self._add_entry(proc_path, path, status, os.readlink(name, dir_fd=parent))
         else:
-            self._add_entry(where, path, status)
+            self._add_entry(proc_path, path, status)
 
-    def _add_entry(self, where: str, path: str, status: os.stat_result, target: str = "") -> None:
-        """Add anything that has no content. `where` is how this process reaches it."""
+    def _add_entry(self, proc_path: str, path: str, status: os.stat_result, target: str = "") -> None:
+        """Add anything that has no content. `proc_path` is the path at which this process can open it."""
         kind = _TYPES[stat.S_IFMT(status.st_mode)]
         info = _make_info(path, status, kind, target)
-        info.pax_headers = {**info.pax_headers, **dict(self._read_xattrs(where, path))}
+        info.pax_headers = {**info.pax_headers, **dict(self._read_xattrs(proc_path, path))}
         self._write_header(info)
 
-    def _add_regular_file(self, fd: int, where: str, path: str, status: os.stat_result) -> None:
+    def _add_regular_file(self, fd: int, proc_path: str, path: str, status: os.stat_result) -> None:
         size = status.st_size
         info = _make_info(path, status, tarfile.REGTYPE)
-        info.pax_headers = {**info.pax_headers, **dict(self._read_xattrs(where, path))}
+        info.pax_headers = {**info.pax_headers, **dict(self._read_xattrs(proc_path, path))}
         extents = list(_list_extents(fd, size)) if status.st_blocks * 512 < size else [(0, size)]
         stored = sum(length for _, length in extents)
-        if stored == size or stored >= _MAX_SPARSE_STORED:
+        if stored == size or stored >= _MAX_SPARSE_BYTES:
             info.size = size
             self._write_header(info)
             self._copy(fd, 0, size)
         else:
-            lines = [len(extents), *(number for extent in extents for number in extent)]
-            places = "".join(f"{line}\n" for line in lines).encode()
-            places += bytes(-len(places) % _BLOCK)
-            info.name, info.size = f"./GNUSparseFile.0/{path.rpartition('/')[2]}", len(places) + stored
+            numbers = [len(extents), *(number for extent in extents for number in extent)]
+            sparse_map = "".join(f"{number}\n" for number in numbers).encode()
+            sparse_map += bytes(-len(sparse_map) % _BLOCK)
+            info.name, info.size = f"./GNUSparseFile.0/{path.rpartition('/')[2]}", len(sparse_map) + stored
             sparse = {"major": "1", "minor": "0", "name": path, "realsize": str(size)}
             info.pax_headers = {**info.pax_headers, **{f"GNU.sparse.{key}": value for key, value in sparse.items()}}
             self._write_header(info)
-            self.writer.write(places)
+            self.writer.write(sparse_map)
             for offset, length in extents:
                 self._copy(fd, offset, length)
         self.writer.write_padding(info.size)
@@ -230,9 +231,9 @@ class Packer:
             raise LayerError(f"has more files than the {limit} that a layer may have (setting layer_max_files)")
         self.writer.write(info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
 
-    def _read_xattrs(self, where: str, path: str) -> Iterator[tuple[str, str]]:
+    def _read_xattrs(self, proc_path: str, path: str) -> Iterator[tuple[str, str]]:
         """Yield the records of all extended attributes to keep, sorted."""
-        for name in sorted(os.listxattr(where, follow_symlinks=False)):
+        for name in sorted(os.listxattr(proc_path, follow_symlinks=False)):
             stored_name = name
             if self.request.rootless and name.startswith(ROOTLESS_OVERLAY):
                 stored_name = OVERLAY + name.removeprefix(ROOTLESS_OVERLAY)
@@ -243,7 +244,7 @@ class Packer:
                     raise LayerError(f"has {path[:200]!r} with the attribute {name!r}, which cannot be packed")
             elif not name.startswith("user.") and name != CAPABILITY_ATTRIBUTE and name not in ACCESS_LISTS:
                 continue
-            value = os.getxattr(where, name, follow_symlinks=False)
+            value = os.getxattr(proc_path, name, follow_symlinks=False)
             yield encode_xattr_name(stored_name), value.decode("utf-8", "surrogateescape")
 
 
@@ -255,7 +256,7 @@ _TYPES = {
 
 
 def _list_names(fd: int) -> list[str]:
-    """Return the names in a directory, the first one at the end, from where they are taken."""
+    """Return the names in a directory in reverse order, because they are taken from the end."""
     return sorted(os.listdir(fd), key=os.fsencode, reverse=True)
 
 
@@ -287,8 +288,8 @@ def _list_extents(fd: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def pack(request: PackRequest, target: int) -> dict[str, Any]:
-    """Pack the layer into the open file. Blocks; raises LayerError. For a separate process: descriptors are left open on
-    failure."""
+    """Pack the layer into the open file. Return a `PackedLayer` as JSON, with the number of sockets that were left out. Blocks; raises
+    LayerError. Call it only in a separate process: if it fails, file descriptors stay open."""
     writer = LayerWriter(target, request, Tally())
     try:
         Packer(writer, request).pack(os.open(request.path, FOLDER_FLAGS))

@@ -60,7 +60,7 @@ _PART_BYTES = 32 << 20
 _MAX_PARTS = 10_000
 _CHUNK = 1 << 20
 _MAX_RESPONSE_BYTES = 8 << 20  # of everything that is not the content of an object, such as a page of a list
-_LARGEST_COPY = 64 << 30
+_MAX_COPY_BYTES = 64 << 30
 _LIST_SECONDS = 900.0
 _CONNECT_TIMEOUT_S, _READ_TIMEOUT_S = 5, 30
 _MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
@@ -104,9 +104,9 @@ class S3Store:
         await self._run(lambda client: client.put_object(**self._locate(key), Body=content), size=len(content))
 
     async def _put_parts(self, key: str, source: Path, size: int) -> None:
-        name = self._locate(key)
+        target = self._locate(key)
         part_bytes = max(_PART_BYTES, -(-size // _MAX_PARTS))
-        upload = (await self._run(lambda client: client.create_multipart_upload(**name)))["UploadId"]
+        upload = (await self._run(lambda client: client.create_multipart_upload(**target)))["UploadId"]
         parts: list[dict[str, Any]] = []
         try:
             for number, offset in enumerate(range(0, size, part_bytes), start=1):
@@ -114,16 +114,16 @@ class S3Store:
                 def send(client: Any, number: int = number, offset: int = offset) -> Any:
                     with source.open("rb") as file:
                         content = os.pread(file.fileno(), part_bytes, offset)
-                    return client.upload_part(**name, UploadId=upload, PartNumber=number, Body=content)
+                    return client.upload_part(**target, UploadId=upload, PartNumber=number, Body=content)
 
                 parts.append({"PartNumber": number, "ETag": (await self._run(send, size=part_bytes))["ETag"]})
             done = {"Parts": parts}
             await self._run(
-                lambda client: client.complete_multipart_upload(**name, UploadId=upload, MultipartUpload=done)
+                lambda client: client.complete_multipart_upload(**target, UploadId=upload, MultipartUpload=done)
             )
         except BaseException:
             with contextlib.suppress(SandyardError):
-                await self._run(lambda client: client.abort_multipart_upload(**name, UploadId=upload))
+                await self._run(lambda client: client.abort_multipart_upload(**target, UploadId=upload))
             raise
 
     async def get_document(self, key: str) -> bytes:
@@ -140,16 +140,16 @@ class S3Store:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         path.unlink()
         try:
-            found = await self._run(lambda client: client.get_object(**self._locate(key)))
-            body, received = found["Body"], 0
+            response = await self._run(lambda client: client.get_object(**self._locate(key)))
+            body, received = response["Body"], 0
             try:
-                check_size(key, _get_size(found), size)
+                check_size(key, _get_size(response), size)
                 async with self._limit_time(size):
                     while data := await self._run(lambda _: body.read(_CHUNK)):
                         received += len(data)
-                        check_size(key, max(received, size), size)  # not only the announced size
+                        check_size(key, max(received, size), size)  # the server may send more than it has announced
                         await run_uninterrupted(asyncio.to_thread(_write, fd, data))
-            finally:  # in a thread, because it waits for a read that is left behind
+            finally:  # in a thread, because closing waits for a read that a timeout has abandoned
                 threading.Thread(target=body.close, name="layer-store", daemon=True).start()
             check_size(key, received, size)
             yield fd
@@ -165,12 +165,12 @@ class S3Store:
 
     async def refresh(self, key: str) -> None:
         """Copy the object onto itself, which S3 allows only if something changes: its metadata."""
-        name = self._locate(key)
+        source = self._locate(key)
         changed = {"MetadataDirective": "REPLACE", "Metadata": {"refreshed": uuid.uuid4().hex}}
-        serial = TransferConfig(use_threads=False)  # threads of its own would keep the engine from ending
+        serial = TransferConfig(use_threads=False)  # boto3's threads would keep the engine from ending
         await self._run(
-            lambda client: client.copy(name, self._bucket, name["Key"], ExtraArgs=changed, Config=serial),
-            size=_LARGEST_COPY,
+            lambda client: client.copy(source, self._bucket, source["Key"], ExtraArgs=changed, Config=serial),
+            size=_MAX_COPY_BYTES,
         )
 
     async def list(self, prefix: str) -> AsyncIterator[StoredObject]:
@@ -178,7 +178,7 @@ class S3Store:
         count, deadline = 0, time.monotonic() + _LIST_SECONDS
         while True:
             arguments = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, **token}
-            page = await self._run(functools.partial(_list_page, arguments=arguments))
+            page = await self._run(functools.partial(_list_page, arguments))
             for entry in page.get("Contents", ()):
                 check_count(self.location, count := count + 1)
                 key = str(entry.get("Key")).removeprefix(self._prefix)
@@ -220,7 +220,7 @@ class S3Store:
                     response_checksum_validation="when_required",
                 ),
             )
-            endpoint = client._endpoint
+            endpoint = client._endpoint  # private: botocore has no setting for the size of responses
             endpoint.http_session = _BoundedSession(endpoint.http_session)
             self._client = client
         return self._client
@@ -235,6 +235,9 @@ class S3Store:
             raise UnreachableError(f"The layer store {self.location} is too slow: a file did not arrive.") from None
 
     async def _run(self, work: Callable[[Any], T], *, size: int = 0) -> T:
+        """Call `work` with the client in a thread and return its result. `size` is the number of bytes that are sent, for which there is
+        more time. Translates errors."""
+
         def call() -> T:
             return work(self._get_client())
 
@@ -320,7 +323,7 @@ def _make_object(key: str, response: Mapping[str, Any], size: object) -> StoredO
     return StoredObject(key, size, modified.timestamp())
 
 
-def _list_page(client: Any, arguments: Mapping[str, str]) -> Any:
+def _list_page(arguments: Mapping[str, str], client: Any) -> Any:
     return client.list_objects_v2(**arguments)
 
 

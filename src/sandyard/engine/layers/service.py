@@ -43,7 +43,7 @@ from sandyard.kit.tasks import end_tasks
 
 log = get_logger(__name__)
 
-_FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 60.0
+_FIRST_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
 _CHECK_INTERVAL_S = 30.0
 _MIN_GRACE_S = 60.0
 
@@ -488,4 +488,4 @@ def _parse_identity(raw: bytes) -> str | None:
 
 def _compute_delay(failures: int) -> float:
     """Return the seconds to wait after that many failures in a row."""
-    return min(_LAST_RETRY_S, _FIRST_RETRY_S * float(2 ** min(failures - 1, 10)))
+    return min(_MAX_RETRY_S, _FIRST_RETRY_S * float(2 ** min(failures - 1, 10)))

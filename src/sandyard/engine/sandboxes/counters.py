@@ -66,7 +66,7 @@ class Counters:
 
     @contextmanager
     def measure(self, operation: str, sandbox: str) -> Iterator[None]:
-        """Measure the block as an operation on a sandbox. That a sandbox does not exist counts as no failure."""
+        """Measure the block as an operation on a sandbox. NotFoundError is not counted as a failure."""
         started, failure = time.perf_counter(), None
         try:
             yield

@@ -102,7 +102,7 @@ class Evacuation:
         """Return the sandboxes on a host that have a record."""
         return [sandbox for sandbox in self._registry if self._places.find_host(sandbox.record.handle) == host_id]
 
-    def list_checkpoints(self, host_id: str) -> list[float]:
+    def list_checkpoint_times(self, host_id: str) -> list[float]:
         """Return when the checkpoints of the sandboxes on a host were taken."""
         found = (self._checkpoints.find(sandbox.id) for sandbox in self.list_sandboxes(host_id))
         return [checkpoint.taken_at for checkpoint in found if checkpoint is not None]

@@ -166,25 +166,25 @@ class Reconciler:
                 wait.cancel()
         requested.clear()
 
-    async def reconcile(self, sandbox: LiveSandbox, observed: Condition, lost: str) -> None:
-        """Make record and host match. `lost` says why processes are gone, if they are. Raises if the driver fails."""
+    async def reconcile(self, sandbox: LiveSandbox, observed: Condition, loss_reason: str) -> None:
+        """Make record and host match. `loss_reason` says why processes are gone, if they are. Raises if the driver fails."""
         log.info("sandbox_found", sandbox=sandbox.id, record=sandbox.record.state.value, observed=observed.value)
         if observed is Condition.ABSENT:
-            self._ledger.remove(sandbox, f"The sandbox is gone: {lost}", reason="died", level=LogLevel.ERROR)
+            self._ledger.remove(sandbox, f"The sandbox is gone: {loss_reason}", reason="died", level=LogLevel.ERROR)
             self._spawn(self._remover.remove(sandbox))
             return
         if sandbox.record.running:
-            await self._reconcile_running(sandbox, observed, lost)
+            await self._reconcile_running(sandbox, observed, loss_reason)
         else:
-            await self._reconcile_paused(sandbox, observed, lost)
+            await self._reconcile_paused(sandbox, observed, loss_reason)
         alive = sandbox.removal_reason is None and observed is not Condition.STOPPED
         if alive and sandbox.watch is None and sandbox.record.pause_kind in {None, PauseKind.MEMORY}:
             self._remover.watch(sandbox)
 
-    async def _reconcile_running(self, sandbox: LiveSandbox, observed: Condition, lost: str) -> None:
+    async def _reconcile_running(self, sandbox: LiveSandbox, observed: Condition, loss_reason: str) -> None:
         record = sandbox.record
         if observed is Condition.STOPPED:
-            await self._reconcile_ended(sandbox, lost)
+            await self._reconcile_ended(sandbox, loss_reason)
             return
         if observed is Condition.FROZEN:
             await self._calls.run("thaw", sandbox.id, self._driver.thaw(record.handle))
@@ -198,7 +198,7 @@ class Reconciler:
         if record.intent is not None:
             self._ledger.change(sandbox, intent=None)
 
-    async def _reconcile_ended(self, sandbox: LiveSandbox, lost: str) -> None:
+    async def _reconcile_ended(self, sandbox: LiveSandbox, loss_reason: str) -> None:
         """Handle a sandbox that should be running but whose processes are gone."""
         record, now = sandbox.record, self._ledger.clock.now()
         self._remover.unwatch(sandbox)
@@ -209,9 +209,9 @@ class Reconciler:
         elif record.ends_at > now and self._ends_too_often(sandbox, now):
             self._mark_paused(
                 sandbox,
-                f"{lost}, {AUTOMATIC_BOOTS + 1} times within {BOOTS_WITHIN_S / 60:.0f} minutes; the sandbox is paused, its "
+                f"{loss_reason}, {AUTOMATIC_BOOTS + 1} times within {BOOTS_WITHIN_S / 60:.0f} minutes; the sandbox is paused, its "
                 "file system is kept",
-                lost,
+                loss_reason,
             )
         elif record.ends_at > now:
             try:
@@ -220,23 +220,27 @@ class Reconciler:
             except SandyardError as error:
                 # If it cannot be reached, this raises, and the boot is tried again later.
                 await self._calls.run("condition", sandbox.id, self._driver.get_condition(record.handle))
-                self._mark_paused(sandbox, f"{lost}, and the sandbox could not be booted again: {error.message}", lost)
+                self._mark_paused(
+                    sandbox, f"{loss_reason}, and the sandbox could not be booted again: {error.message}", loss_reason
+                )
                 self.recheck(sandbox)
                 return
             sandbox.boots = (*sandbox.boots, now)[-AUTOMATIC_BOOTS:]
             self._ledger.change(
                 sandbox,
-                f"{lost}; the sandbox was booted again from its file system",
+                f"{loss_reason}; the sandbox was booted again from its file system",
                 level=LogLevel.WARN,
                 handle=handle,
-                memory_lost=lost,
+                memory_lost=loss_reason,
                 intent=None,
             )
             self._remover.watch(sandbox)
             self.on_boot(sandbox)
         elif record.on_timeout is OnTimeout.PAUSE:
             self._mark_paused(
-                sandbox, f"{lost}, and its timeout was reached; the sandbox is paused, its file system is kept", lost
+                sandbox,
+                f"{loss_reason}, and its timeout was reached; the sandbox is paused, its file system is kept",
+                loss_reason,
             )
         else:
             self._ledger.remove(sandbox, "The sandbox was killed: its timeout was reached", reason="killed")
@@ -245,44 +249,43 @@ class Reconciler:
     def _ends_too_often(self, sandbox: LiveSandbox, now: float) -> bool:
         return len(sandbox.boots) == AUTOMATIC_BOOTS and sandbox.boots[0] > now - BOOTS_WITHIN_S
 
-    def _mark_paused(self, sandbox: LiveSandbox, event: str, lost: str | None) -> None:
-        """Record that the sandbox is paused without memory. `lost` says why its memory was lost, or None if it was
-        dropped on request."""
+    def _mark_paused(self, sandbox: LiveSandbox, event: str, loss_reason: str | None) -> None:
+        """Record that the sandbox is paused without memory. `loss_reason` says why its memory was lost, or None if it was dropped on
+        request."""
         now = self._ledger.clock.now()
         self._ledger.change(
             sandbox,
             event,
-            level=LogLevel.WARN if lost else LogLevel.INFO,
+            level=LogLevel.WARN if loss_reason else LogLevel.INFO,
             state=State.PAUSED,
             pause_kind=PauseKind.FILESYSTEM,
             paused_at=now,
             ends_at=now,
-            memory_lost=lost,
+            memory_lost=loss_reason,
             intent=None,
         )
         self._ledger.notify_interrupted(sandbox.id, "paused")
 
-    async def _reconcile_paused(self, sandbox: LiveSandbox, observed: Condition, lost: str) -> None:
+    async def _reconcile_paused(self, sandbox: LiveSandbox, observed: Condition, loss_reason: str) -> None:
         record = sandbox.record
         kind = record.pause_kind
-        if observed is Condition.STOPPED:
+        if observed is Condition.STOPPED and kind is PauseKind.FILESYSTEM:
             self._remover.unwatch(sandbox)
-            if kind is not PauseKind.FILESYSTEM:
-                reason = None if record.intent is Intent.STOP else lost
-                event = (
-                    f"The paused sandbox lost its memory: {lost}"
-                    if reason
-                    else "The paused sandbox's memory was dropped"
-                )
-                self._ledger.change(
-                    sandbox,
-                    event,
-                    level=LogLevel.WARN,
-                    pause_kind=PauseKind.FILESYSTEM,
-                    memory_lost=reason,
-                    intent=None,
-                )
-                return
+            if record.intent is not None:
+                self._ledger.change(sandbox, intent=None)
+        elif observed is Condition.STOPPED:
+            self._remover.unwatch(sandbox)
+            was_requested = record.intent is Intent.STOP
+            self._ledger.change(
+                sandbox,
+                "The paused sandbox's memory was dropped"
+                if was_requested
+                else f"The paused sandbox lost its memory: {loss_reason}",
+                level=LogLevel.WARN,
+                pause_kind=PauseKind.FILESYSTEM,
+                memory_lost=None if was_requested else loss_reason,
+                intent=None,
+            )
         elif kind is PauseKind.FILESYSTEM:
             self._remover.unwatch(sandbox)
             handle = await self._calls.run("stop", sandbox.id, self._driver.stop(record.handle))
@@ -293,8 +296,6 @@ class Reconciler:
             found = PauseKind.DISK if observed is Condition.SUSPENDED else PauseKind.MEMORY
             if found is not kind or record.intent is not None:
                 self._ledger.change(sandbox, pause_kind=found, intent=None)
-        if record.intent is not None and sandbox.record.intent is not None:
-            self._ledger.change(sandbox, intent=None)
 
     async def boot(self, sandbox: LiveSandbox) -> Handle:
         """Start a stopped sandbox and send its new agent the previous settings. If it fails, the sandbox stays

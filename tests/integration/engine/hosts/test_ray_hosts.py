@@ -77,7 +77,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     }
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(source, "LAST_RETRY_S", 0.5)
+    monkeypatch.setattr(source, "MAX_RETRY_S", 0.5)
     return made
 
 

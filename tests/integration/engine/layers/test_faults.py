@@ -60,7 +60,7 @@ def engine(tmp_path: Path, directory: Path) -> SnapshotsHarness:
 @pytest.fixture(autouse=True)
 def retry_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandyard.engine.layers.service._FIRST_RETRY_S", 0.02)
-    monkeypatch.setattr("sandyard.engine.layers.service._LAST_RETRY_S", 0.1)
+    monkeypatch.setattr("sandyard.engine.layers.service._MAX_RETRY_S", 0.1)
 
 
 def list_names(folder: Path) -> list[str]:

@@ -430,7 +430,7 @@ async def test_an_engine_with_a_hostile_bucket_reports_it_and_stops(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandyard.engine.layers.service._FIRST_RETRY_S", 0.05)
-    monkeypatch.setattr("sandyard.engine.layers.service._LAST_RETRY_S", 0.1)
+    monkeypatch.setattr("sandyard.engine.layers.service._MAX_RETRY_S", 0.1)
     answers = [
         b"HTTP/1.1 200 OK\r\ncontent-length: 4000\r\n\r\n" + b"[" * 4000,
         b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n[1,2]",

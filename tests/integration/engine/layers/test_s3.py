@@ -183,7 +183,7 @@ async def test_snapshots_survive_a_machine_and_an_outage(
     server: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandyard.engine.layers.service._FIRST_RETRY_S", 0.05)
-    monkeypatch.setattr("sandyard.engine.layers.service._LAST_RETRY_S", 0.2)
+    monkeypatch.setattr("sandyard.engine.layers.service._MAX_RETRY_S", 0.2)
     settings = make_settings(server)
     first = SnapshotsHarness(tmp_path / "first", f"s3://{bucket}/layers", **settings)
     async with first.running():

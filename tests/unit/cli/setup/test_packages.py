@@ -73,7 +73,7 @@ def test_root_installs_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(command.subprocess, "run", install)
     code, output = run()
-    assert code == 0 and "Start Sandyard again" in output
+    assert code == 0 and "Restart Sandyard" in output
     assert [words[:2] for words in commands] == [["apt-get", "update"], ["apt-get", "install"]]
     assert commands[1][-2:] == ["first", "second"]
     Done.returncode = 100

@@ -25,6 +25,7 @@ from sandyard.engine.hosts.join_token import JoinToken
 from sandyard.engine.hosts.machines import StaticMachines
 from sandyard.engine.hosts.supply import HostSupply
 from sandyard.engine.store.keys import ApiKeys
+from sandyard.kit.errors import ConflictError
 from sandyard.kit.secret import Secret
 from tests.unit.engine.hosts.support import EngineSide, open_engine
 
@@ -48,7 +49,7 @@ class StaticEvacuations:
     def find_progress(self, host_id: str) -> None:
         return None
 
-    def list_checkpoints(self, host_id: str) -> list[float]:
+    def list_checkpoint_times(self, host_id: str) -> list[float]:
         return [4.0, 3.0]
 
 
@@ -251,3 +252,10 @@ def read_metrics(setup: Setup) -> list[str]:
 
     registry.register(HostCollector())
     return generate_latest(registry).decode().splitlines()
+
+
+async def test_hosts_cannot_be_recovered_by_an_engine_without_hosts(setup: Setup) -> None:
+    add_host(setup.engine, "two")
+    administration = HostAdministration(setup.engine.database, setup.engine.hosts, list)
+    with pytest.raises(ConflictError, match="does not use hosts"):
+        await administration.recover("two")

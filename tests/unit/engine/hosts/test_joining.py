@@ -20,7 +20,7 @@ from sandyard.engine.certificates.authority import Authority
 from sandyard.engine.hosts import joining
 from sandyard.engine.hosts.authority import HostAuthority, compute_fingerprint
 from sandyard.engine.hosts.enrollment import sign_leave
-from sandyard.engine.hosts.identity import HostIdentity, HostRegistration, HostServerCertificate, make_request
+from sandyard.engine.hosts.identity import HostIdentity, HostRegistration, HostServerTls, make_certificate_request
 from sandyard.engine.hosts.join_token import JoinToken
 from sandyard.engine.hosts.joining import JoinRefusedError
 from sandyard.kit.clock import ManualClock, SystemClock
@@ -48,8 +48,8 @@ async def test_a_host_joins_with_a_token_and_is_listed(tmp_path: Path) -> None:
         assert (record.name, record.address, record.port, record.labels) == ("two", "127.0.0.1", 3011, {"zone": "a"})
         assert identity.get() == HostRegistration(record.id, "two", engine.enrollment.address, 3011)
         assert changes == [1]
-        assert stat.S_IMODE(identity.key.stat().st_mode) == 0o600
-        serial = x509.load_pem_x509_certificate(identity.certificate.read_bytes()).serial_number
+        assert stat.S_IMODE(identity.key_path.stat().st_mode) == 0o600
+        serial = x509.load_pem_x509_certificate(identity.certificate_path.read_bytes()).serial_number
         assert engine.hosts.get("two").serial == f"{serial:x}"
     with open_engine(tmp_path / "engine") as engine:  # the same after a restart
         assert engine.hosts.list_records() == [record]
@@ -63,13 +63,13 @@ async def test_engine_and_host_accept_only_each_other(tmp_path: Path) -> None:
         async with foreign.serve():
             stranger = await join(foreign, tmp_path / "three", "three")
         ids = {name: engine.hosts.get(name).record.id for name in ("one", "two")}
-        server = HostServerCertificate(first).context
+        server = HostServerTls(first).context
         handshake(server, engine.hosts.make_client_context(ids["one"]), ids["one"])
 
         with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):  # another host at its address
-            handshake(HostServerCertificate(second).context, engine.hosts.make_client_context(ids["one"]), ids["one"])
+            handshake(HostServerTls(second).context, engine.hosts.make_client_context(ids["one"]), ids["one"])
         with pytest.raises(ssl.SSLCertVerificationError):  # a host of another engine
-            handshake(HostServerCertificate(stranger).context, engine.hosts.make_client_context(ids["one"]), ids["one"])
+            handshake(HostServerTls(stranger).context, engine.hosts.make_client_context(ids["one"]), ids["one"])
         with pytest.raises(ssl.SSLError):  # another engine
             handshake(server, foreign.authority.get_client_context(), ids["one"])
         with pytest.raises(ssl.SSLError):  # a client without a certificate
@@ -190,14 +190,14 @@ async def test_a_certificate_is_renewed_before_it_expires_and_used_at_once(tmp_p
     with open_engine(tmp_path / "engine") as engine:
         async with engine.serve():
             identity = await join(engine, tmp_path / "host")
-            host_id, expires_at, key = identity.get().id, identity.read_expiry(), identity.key.read_bytes()
-            server = HostServerCertificate(identity)
+            host_id, expires_at, key = identity.get().id, identity.read_expiry(), identity.key_path.read_bytes()
+            server = HostServerTls(identity)
             assert not await asyncio.to_thread(joining.renew_if_due, identity, expires_at - 11 * 24 * 3600)
-            before = identity.certificate.read_bytes()
+            before = identity.certificate_path.read_bytes()
             assert await asyncio.to_thread(joining.renew_if_due, identity, expires_at - 9 * 24 * 3600)
-        renewed = identity.certificate.read_bytes()
+        renewed = identity.certificate_path.read_bytes()
         assert renewed != before
-        assert identity.key.read_bytes() == key
+        assert identity.key_path.read_bytes() == key
         assert engine.hosts.get(host_id).serial == f"{x509.load_pem_x509_certificate(renewed).serial_number:x}"
         server.check_files()
         shown = handshake(server.context, engine.hosts.make_client_context(host_id), host_id)
@@ -232,7 +232,7 @@ async def test_a_host_leaves_when_it_has_no_sandboxes(tmp_path: Path) -> None:
             await asyncio.to_thread(partial(joining.leave, identity, force=True))
         assert engine.hosts.list_records() == []
         assert identity.find() is None
-        assert not identity.key.exists()
+        assert not identity.key_path.exists()
 
 
 async def test_only_the_host_itself_can_leave(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ async def test_only_the_host_itself_can_leave(tmp_path: Path) -> None:
         async with engine.serve():
             identity = await join(engine, tmp_path / "host")
             body = {
-                "certificateRequest": make_request(identity.load_key()),  # which anyone may have seen
+                "certificateRequest": make_certificate_request(identity.load_key()),  # which anyone may have seen
                 "signature": sign_leave(ec.generate_private_key(ec.SECP256R1()), identity.get().id),
             }
             assert (await post(engine, "/leave", body)).status_code == 401
@@ -263,7 +263,7 @@ async def test_invalid_requests_are_refused(tmp_path: Path) -> None:
         async with engine.serve():
             token = engine.enrollment.create_token().token
             body = {"token": token.id, "secret": token.secret.reveal(), "name": "n", "port": 1}
-            for request in ("", "x", make_request(ec.generate_private_key(ec.SECP384R1()))):
+            for request in ("", "x", make_certificate_request(ec.generate_private_key(ec.SECP384R1()))):
                 assert (await post(engine, "/join", {**body, "certificateRequest": request})).status_code == 400
             too_large = {**body, "certificateRequest": "x" * 17_000}
             assert (await post(engine, "/join", too_large)).status_code == 413
@@ -319,12 +319,12 @@ async def test_the_engines_certificate_for_hosts_is_renewed(tmp_path: Path) -> N
     context = authority.get_client_context()
     key = ec.generate_private_key(ec.SECP256R1())
     identity = HostIdentity(tmp_path / "host")
-    identity.prepare_request()
-    files.write(identity.authority, authority.pem, 0o644)
-    files.write(identity.key, files.encode_key(key), 0o600)
+    identity.prepare_certificate_request()
+    files.write(identity.authority_path, authority.pem, 0o644)
+    files.write(identity.key_path, files.encode_key(key), 0o600)
     await clock.advance(7 * 24 * 3600)
-    files.write(identity.certificate, authority.issue("host-1", key.public_key()).pem, 0o644)
-    server = HostServerCertificate(identity).context
+    files.write(identity.certificate_path, authority.issue("host-1", key.public_key()).pem, 0o644)
+    server = HostServerTls(identity).context
     with pytest.raises(ssl.SSLError):  # expired
         handshake(server, context, "host-1")
     assert authority.get_client_context() is context
@@ -333,15 +333,15 @@ async def test_the_engines_certificate_for_hosts_is_renewed(tmp_path: Path) -> N
 
 def make_client(host: HostIdentity, certified: HostIdentity | None = None) -> ssl.SSLContext:
     """Return a client that trusts the authority of this host, and shows the certificate of the other one."""
-    context = ssl.create_default_context(cafile=str(host.authority))
+    context = ssl.create_default_context(cafile=str(host.authority_path))
     if certified is not None:
-        context.load_cert_chain(certified.certificate, certified.key)
+        context.load_cert_chain(certified.certificate_path, certified.key_path)
     return context
 
 
 def make_server(host: HostIdentity) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(host.certificate, host.key)
+    context.load_cert_chain(host.certificate_path, host.key_path)
     return context
 
 

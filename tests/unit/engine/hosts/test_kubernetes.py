@@ -88,9 +88,9 @@ async def wait_until(condition: Callable[[], Any]) -> None:
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supply_module, "FIRST_RETRY_S", 0.01)
     monkeypatch.setattr(supply_module, "CHECK_S", 0.05)
-    monkeypatch.setattr(supply_module, "LAST_RETRY_S", 0.1)
+    monkeypatch.setattr(supply_module, "MAX_RETRY_S", 0.1)
     monkeypatch.setattr(source, "FIRST_RETRY_S", 0.01)
-    monkeypatch.setattr(source, "LAST_RETRY_S", 0.05)
+    monkeypatch.setattr(source, "MAX_RETRY_S", 0.05)
     monkeypatch.setattr(source, "CLAIM_S", 0.05)
     monkeypatch.setattr(pod, "PAUSE_S", 0.02)
     monkeypatch.setattr("sandyard.engine.e2b.join_app.BURST", 1000)

@@ -11,7 +11,7 @@ from cryptography import x509
 
 from sandyard.engine.hosts.ray_cluster import credentials
 from sandyard.engine.hosts.ray_cluster.keeper import Keeper, find_service
-from sandyard.engine.hosts.ray_cluster.messages import NOT_JOINED, Order, describe_error, parse, parse_machines
+from sandyard.engine.hosts.ray_cluster.messages import NOT_JOINED, StartRequest, describe_error, parse, parse_machines
 from sandyard.engine.hosts.ray_cluster.nodes import FIRST_PORT, LAST_PORT, make_start_command
 from sandyard.engine.hosts.ray_cluster.source import check_address
 from sandyard.engine.settings import EngineSettings
@@ -81,10 +81,10 @@ def test_other_addresses_are_refused(address: str) -> None:
         check_address(address)
 
 
-def test_orders_cross_without_showing_their_token() -> None:
-    order = Order("ab", "worker", "10.0.0.2", 3011, "syj_secret")
-    assert Order.parse(order.encode()) == order
-    assert "syj_secret" not in repr(order)
+def test_start_requests_survive_encoding_and_hide_their_token() -> None:
+    request = StartRequest("ab", "worker", "10.0.0.2", 3011, "syj_secret")
+    assert StartRequest.parse(request.encode()) == request
+    assert "syj_secret" not in repr(request)
 
 
 @pytest.mark.parametrize("line", [b"", b"[]", b"{", b'{"a": 1'])
@@ -125,9 +125,9 @@ def test_keeper_finds_the_holder_of_the_lock(tmp_path: Path) -> None:
 
 def test_keeper_without_an_identity_asks_for_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDYARD_DATA_DIR", str(tmp_path / "host"))
-    assert NOT_JOINED in Keeper("127.0.0.1").start(Order("ab", "worker", "127.0.0.1", 3011).encode())
+    assert NOT_JOINED in Keeper("127.0.0.1").start(StartRequest("ab", "worker", "127.0.0.1", 3011).encode())
     assert "not a join token" in Keeper("127.0.0.1").start(
-        Order("ab", "worker", "127.0.0.1", 3011, "no token").encode()
+        StartRequest("ab", "worker", "127.0.0.1", 3011, "no token").encode()
     )
 
 

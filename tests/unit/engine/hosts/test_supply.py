@@ -15,7 +15,7 @@ from sandyard.engine.hosts import supply as supply_module
 from sandyard.engine.hosts.administration import HostAdministration
 from sandyard.engine.hosts.directory import STATIC, HostDetails
 from sandyard.engine.hosts.enrollment import JoinRequest
-from sandyard.engine.hosts.identity import make_request
+from sandyard.engine.hosts.identity import make_certificate_request
 from sandyard.engine.hosts.join_token import JoinToken
 from sandyard.engine.hosts.machines import Machine, MachineEvent, MachineList, NotJoinedError, StaticMachines
 from sandyard.engine.hosts.supply import HostSupply
@@ -52,7 +52,9 @@ class FakeSource:
         if token is not None:
             key = self.keys.setdefault(machine.address, ec.generate_private_key(ec.SECP256R1()))
             details = HostDetails(machine.name, machine.address, 3011, {})
-            self.engine.enrollment.join(JoinRequest(token.id, token.secret.reveal(), make_request(key), details))
+            self.engine.enrollment.join(
+                JoinRequest(token.id, token.secret.reveal(), make_certificate_request(key), details)
+            )
 
 
 @pytest.fixture
@@ -162,7 +164,7 @@ async def test_static_hosts_are_listed_and_left_alone(
     engine: EngineSide, source: FakeSource, supply: HostSupply
 ) -> None:
     token = engine.enrollment.create_token().token
-    request = make_request(ec.generate_private_key(ec.SECP256R1()))
+    request = make_certificate_request(ec.generate_private_key(ec.SECP256R1()))
     details = HostDetails("rack-1", "10.0.0.9", 3011, {})
     engine.enrollment.join(JoinRequest(token.id, token.secret.reveal(), request, details))
     (host,) = engine.hosts.list()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import struct
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -24,13 +25,15 @@ FIRST_LINE_S = 90.0
 """How long a host waits for the first line. The engine opens some connections before it needs them."""
 _KEEPALIVE_S = 10
 BUFFER_BYTES = 1 << 20  # that wait to be sent, before reading from the other side pauses
+CHUNK_LENGTH = struct.Struct("!I")
+"""The length in front of each chunk of a file that is transferred. An empty chunk ends the file."""
 
 
 class LineProtocol(asyncio.Protocol):
     """Receives the first line of a connection, and then leaves the connection to another protocol."""
 
     def __init__(self) -> None:
-        self.line: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.first_line: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.transport: asyncio.Transport
         self._received = bytearray()
 
@@ -40,27 +43,27 @@ class LineProtocol(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._received += data
         end = self._received.find(b"\n")
-        if self.line.done():
+        if self.first_line.done():
             if len(self._received) > MAX_LINE:
                 self.transport.pause_reading()
         elif end >= 0:
             line = bytes(self._received[:end])
             del self._received[: end + 1]
-            self.line.set_result(line)
+            self.first_line.set_result(line)
         elif len(self._received) > MAX_LINE:
-            self.line.set_exception(UnreachableError("The first line of a connection is too long."))
+            self.first_line.set_exception(UnreachableError("The first line of a connection is too long."))
             self.transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self.line.done():
-            self.line.set_exception(UnreachableError("The connection was closed before its first line."))
-            self.line.exception()  # prevents a warning if nobody awaits it
+        if not self.first_line.done():
+            self.first_line.set_exception(UnreachableError("The connection was closed before its first line."))
+            self.first_line.exception()  # prevents a warning if nobody awaits it
 
     def send_line(self, message: Mapping[str, Any]) -> None:
         self.transport.write(json.dumps(message).encode() + b"\n")
 
     def hand_over(self, protocol: asyncio.Protocol) -> None:
-        """Let another protocol have the connection, and what was received after the line."""
+        """Let another protocol have the connection, with everything that was received after the first line."""
         received = bytes(self._received)
         self._received.clear()
         self.transport.set_protocol(protocol)
@@ -126,6 +129,11 @@ def parse_result(line: bytes) -> Any:
     return message.get("ok")
 
 
+def encode_chunk(chunk: bytes) -> bytes:
+    """Return a chunk of a file with its length in front."""
+    return CHUNK_LENGTH.pack(len(chunk)) + chunk
+
+
 def describe_protocol() -> dict[str, int]:
     """Return the part of the first line by which the other end finds out whether it can talk to this one."""
     return {"protocol": PROTOCOL, "oldest": OLDEST_PROTOCOL}
@@ -176,34 +184,34 @@ class _End(asyncio.Protocol):
             self.other.resume_reading()
 
 
-async def relay(line: LineProtocol, connection: socket.socket) -> None:
+async def relay(connection: LineProtocol, target: socket.socket) -> None:
     """Copy bytes between a connection whose first lines were exchanged and a socket, in both directions and in the
     background, until one of them is closed. Both are closed then."""
     far, near = _End(), _End()
     loop = asyncio.get_running_loop()
     try:
-        await loop.create_connection(lambda: near, sock=connection)
+        await loop.create_connection(lambda: near, sock=target)
     except BaseException:
-        connection.close()
-        line.transport.abort()
+        target.close()
+        connection.transport.abort()
         raise
     assert near.transport is not None
-    near.other, far.other = line.transport, near.transport
-    line.hand_over(far)
+    near.other, far.other = connection.transport, near.transport
+    connection.hand_over(far)
     if near.transport.is_closing():
-        line.transport.close()
+        connection.transport.close()
 
 
-def notice_lost_peer(transport: asyncio.Transport) -> None:
-    """Let the kernel end a connection whose other end has not acknowledged anything for half a minute."""
-    connection = transport.get_extra_info("socket")
-    if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
+def enable_keepalive(transport: asyncio.Transport) -> None:
+    """Make the kernel end the connection if the other end has not acknowledged anything for half a minute."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 3 * _KEEPALIVE_S * 1000)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 3 * _KEEPALIVE_S * 1000)
 
 
 def explain_failure(error: BaseException) -> str:

@@ -427,7 +427,7 @@ class ClusterDriver:
         for _ in range(_TRANSFER_ROUNDS):
             with link.watch_create():
                 result = await link.call("create", undo=link.undo_start, spec=plain)
-            with link.reading_answer():
+            with link.translate_parse_errors():
                 missing = [str(layer) for layer in result.get("missing", ())]
                 if not set(missing) <= set(spec.layers):  # it gets no other layers, and no other directories
                     raise ValueError("it asks for layers that the sandbox does not have")
@@ -465,7 +465,7 @@ class ClusterDriver:
             handle=codec.encode_handle(inner),
             specs=[codec.encode_spec(spec) for spec in specs],
         )
-        with link.reading_answer():
+        with link.translate_parse_errors():
             return [
                 codec.decode_error(result["error"])
                 if "error" in result
@@ -483,7 +483,7 @@ class ClusterDriver:
         if link is None:
             return await self.local.get_condition(handle)
         answer = await link.call("condition", handle=codec.encode_handle(inner))
-        with link.reading_answer():
+        with link.translate_parse_errors():
             return Condition(answer)
 
     def wait_for_exit(self, handle: Handle) -> Coroutine[Any, Any, str]:
@@ -495,12 +495,12 @@ class ClusterDriver:
         link, inner = self._get_link(handle)
         if link is None:
             return await self.local.connect(handle, port)
-        line, _ = await link.open_stream("connect", handle=codec.encode_handle(inner), port=port)
+        connection, _ = await link.open_stream("connect", handle=codec.encode_handle(inner), port=port)
         near, far = socket.socketpair()
         near.setblocking(False)
         far.setblocking(False)
         try:
-            await relay(line, far)
+            await relay(connection, far)
         except BaseException:
             near.close()
             raise
@@ -566,7 +566,7 @@ class ClusterDriver:
         if link is None:
             return await self.local.take_denied(handle)
         attempts = await link.call("take_denied", handle=codec.encode_handle(inner))
-        with link.reading_answer():
+        with link.translate_parse_errors():
             return codec.decode_denied(attempts)
 
     # Snapshots and volumes --------------------------------------------------------------------------------------------
@@ -582,7 +582,7 @@ class ClusterDriver:
                 await link.call("delete_snapshot", snapshot=snapshot_id)
 
             answer = await link.call("snapshot", undo=undo, handle=codec.encode_handle(inner), snapshot=snapshot_id)
-            with link.reading_answer():
+            with link.translate_parse_errors():
                 layers = tuple(map(str, answer))
                 made = find_made_layers(layers, get_base_layers(handle), snapshot_id)
             self._record_made_layers(made, link)

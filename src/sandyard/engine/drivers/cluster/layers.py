@@ -12,6 +12,7 @@ from sandyard.engine.contract import Layers
 from sandyard.engine.drivers.cluster.codec import Json
 
 CHUNK_BYTES = 1 << 20
+MAX_CHUNK_BYTES = 2 * CHUNK_BYTES  # accepted: twice what this release sends
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MAX_SIZE = 1 << 50
 

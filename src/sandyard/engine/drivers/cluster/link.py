@@ -20,8 +20,8 @@ from sandyard.engine.drivers.cluster.connections import (
     LineProtocol,
     check_protocol,
     describe_protocol,
+    enable_keepalive,
     explain_failure,
-    notice_lost_peer,
     parse_result,
 )
 from sandyard.engine.drivers.cluster.model import HostDirectory, HostRecord, HostRoom, HostState, HostStatus
@@ -41,8 +41,8 @@ OPEN_S = 600.0
 CALL_S = 900.0
 """No call lasts longer. Calls of the engine have earlier deadlines of their own."""
 STREAM_S = 30.0  # for the answer to the first line of a stream
-FIRST_RETRY_S, LAST_RETRY_S = 0.5, 5.0
-FIRST_AVOIDED_S, LAST_AVOIDED_S = 30.0, 3600.0
+FIRST_RETRY_S, MAX_RETRY_S = 0.5, 5.0
+FIRST_AVOIDED_S, MAX_AVOIDED_S = 30.0, 3600.0
 """How long a host is the last choice for new sandboxes after it has not answered; twice as long each time."""
 SPARE_CONNECTIONS = 4
 _SPARE_S = FIRST_LINE_S / 2
@@ -191,13 +191,13 @@ class HostLink:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(delay):
                     await self._wake.wait()
-            delay = min(LAST_RETRY_S, 2 * delay)
+            delay = min(MAX_RETRY_S, 2 * delay)
 
     async def _open_connection(self) -> LineProtocol:
         context = self._directory.make_client_context(self.record.id)
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(CONNECT_S):
-            _, line = await loop.create_connection(
+            _, connection = await loop.create_connection(
                 LineProtocol,
                 self.record.address,
                 self.record.port,
@@ -205,21 +205,21 @@ class HostLink:
                 server_hostname=self.record.id,
                 ssl_handshake_timeout=HANDSHAKE_S,
             )
-        notice_lost_peer(line.transport)
-        return line
+        enable_keepalive(connection.transport)
+        return connection
 
     async def _connect(self) -> Peer:
-        line = await self._open_connection()
+        connection = await self._open_connection()
         try:
-            line.send_line({"control": True, **describe_protocol()})
+            connection.send_line({"control": True, **describe_protocol()})
             async with asyncio.timeout(CONNECT_S):
-                answer = parse_result(await line.line)
+                answer = parse_result(await connection.first_line)
             check_protocol(answer, f"the host {self.record.name}", "the engine")
         except BaseException:
-            line.transport.abort()
+            connection.transport.abort()
             raise
         peer = Peer(f"The host {self.record.name}", self._handle, is_host=True)
-        line.hand_over(peer)
+        connection.hand_over(peer)
         return peer
 
     async def _open(self, peer: Peer) -> None:
@@ -238,7 +238,7 @@ class HostLink:
             except BaseException:
                 peer.close("it could not be opened")
                 raise
-            with self.reading_answer():
+            with self.translate_parse_errors():
                 conditions, lives = found["conditions"], found["lives"]
                 self._conditions = {name: Condition(conditions[name]) for name in keep if name in conditions}
                 self._lives = {name: int(lives[name]) for name in keep if name in lives}
@@ -287,7 +287,7 @@ class HostLink:
         while True:
             started = time.monotonic()
             news = await peer.call("poll", {"after": self._last_end}, timeout_s=POLL_TIMEOUT_S)
-            with self.reading_answer():
+            with self.translate_parse_errors():
                 self._take_report(news)
                 for number, sandbox_id, life, reason in news["ends"]:
                     self._take_end(int(number), str(sandbox_id), int(life), str(reason)[: codec.MAX_TEXT])
@@ -323,8 +323,8 @@ class HostLink:
     # Calls ------------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def reading_answer(self) -> Iterator[None]:
-        """Raise UnreachableError if the block cannot read what the host has sent."""
+    def translate_parse_errors(self) -> Iterator[None]:
+        """Raise UnreachableError if the block cannot parse what the host has sent."""
         try:
             yield
         except codec.MALFORMED as error:
@@ -349,7 +349,7 @@ class HostLink:
         """Start a stopped sandbox. If the caller is cancelled, it is stopped again."""
 
         async def undo(started: Json) -> None:
-            with self.reading_answer():
+            with self.translate_parse_errors():
                 stopped = started["handle"]
             await self.call("stop", handle=stopped)
 
@@ -358,7 +358,7 @@ class HostLink:
 
     async def undo_start(self, result: Any) -> None:
         """Remove the results of a call whose caller was cancelled."""
-        with self.reading_answer():
+        with self.translate_parse_errors():
             items = result if isinstance(result, list) else [result]
             started = [item["handle"] for item in items if "handle" in item]
         for handle in started:
@@ -386,14 +386,14 @@ class HostLink:
             yield
         except asyncio.CancelledError:
             self._avoided_until = time.monotonic() + self._avoided_s
-            self._avoided_s = min(LAST_AVOIDED_S, 2 * self._avoided_s)
+            self._avoided_s = min(MAX_AVOIDED_S, 2 * self._avoided_s)
             log.warning("host_did_not_answer", host=self.record.id, name=self.record.name)
             raise
         self._avoided_s = FIRST_AVOIDED_S
 
     def add_started(self, started: Json, sandbox_id: str) -> Handle:
         """Remember a sandbox whose processes were started. Return its handle."""
-        with self.reading_answer():
+        with self.translate_parse_errors():
             handle, life = codec.decode_started(started, sandbox_id)
         self.handles[handle.id] = handle
         self._removing.discard(handle.id)
@@ -403,7 +403,7 @@ class HostLink:
     async def end_sandbox(self, verb: str, handle: Handle) -> Handle:
         """Call an operation that ends the processes of a sandbox and keeps it."""
         result = await self.call(verb, handle=codec.encode_handle(handle))
-        with self.reading_answer():
+        with self.translate_parse_errors():
             ended = codec.decode_own_handle(result, handle.id)
         self.handles[ended.id] = ended
         self._lives.pop(ended.id, None)
@@ -463,7 +463,7 @@ class HostLink:
         if stats is not None and time.monotonic() - reported_at < 2 * self._identity.stats_interval_s:
             return stats
         answer = await self.call("stats", handle=codec.encode_handle(handle))
-        with self.reading_answer():
+        with self.translate_parse_errors():
             return codec.decode_stats(answer)
 
     # Streams ----------------------------------------------------------------------------------------------------------
@@ -473,34 +473,34 @@ class HostLink:
         if self.state is not HostState.READY:
             raise self.make_error()
         try:
-            line = self._take_spare() or await self._open_connection()
+            connection = self._take_spare() or await self._open_connection()
         except (OSError, TimeoutError) as error:
             raise UnreachableError(
                 f"The host {self.record.name} cannot be reached: {explain_failure(error)}."
             ) from error
         try:
             message = {"stream": kind, **describe_protocol(), **self._identity.to_dict(), "arguments": arguments}
-            line.send_line(message)
+            connection.send_line(message)
             async with asyncio.timeout(STREAM_S):
-                answer = parse_result(await line.line)
+                answer = parse_result(await connection.first_line)
         except TimeoutError:
-            line.transport.abort()
+            connection.transport.abort()
             raise UnreachableError(f"The host {self.record.name} did not answer within {STREAM_S:g} s.") from None
         except BaseException:
-            line.transport.abort()
+            connection.transport.abort()
             raise
-        return line, answer
+        return connection, answer
 
     def _take_spare(self) -> LineProtocol | None:
         """Return a connection that was opened before, and open others in the background."""
         spare = None
         oldest = time.monotonic() - _SPARE_S
         while self._spares and spare is None:
-            opened_at, line = self._spares.popleft()
-            if opened_at < oldest or line.transport.is_closing():
-                line.transport.abort()
+            opened_at, connection = self._spares.popleft()
+            if opened_at < oldest or connection.transport.is_closing():
+                connection.transport.abort()
             else:
-                spare = line
+                spare = connection
         if len(self._tasks) < SPARE_CONNECTIONS - len(self._spares):
             self._tasks.spawn(self._add_spare())
         return spare
@@ -508,7 +508,7 @@ class HostLink:
     async def _add_spare(self) -> None:
         while len(self._spares) < SPARE_CONNECTIONS and self.state is HostState.READY:
             try:
-                line = await self._open_connection()
+                connection = await self._open_connection()
             except (OSError, TimeoutError, SandyardError):
                 return
-            self._spares.append((time.monotonic(), line))
+            self._spares.append((time.monotonic(), connection))

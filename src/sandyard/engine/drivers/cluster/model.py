@@ -29,7 +29,7 @@ class HostRecord:
 
 
 class HostDirectory(Protocol):
-    """The registered hosts, and how to prove to each of them that the engine calls."""
+    """The registered hosts, and the TLS contexts with which the engine identifies itself to them."""
 
     def list_records(self) -> Sequence[HostRecord]:
         """Return the registered hosts."""

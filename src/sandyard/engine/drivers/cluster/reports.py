@@ -49,7 +49,15 @@ def _make_empty() -> Capabilities:
     reason = "no host has been reached yet"
     nothing = frozenset[Isolation]()
     return Capabilities(
-        False, nothing, nothing, "copy", frozenset(), False, nothing, nothing, {"namespace": reason, "gvisor": reason}
+        freeze=False,
+        suspend=nothing,
+        memory_fork=nothing,
+        live_copy="copy",
+        limits=frozenset(),
+        egress=False,
+        isolation=nothing,
+        containers=nothing,
+        missing={"namespace": reason, "gvisor": reason},
     )
 
 
@@ -77,7 +85,7 @@ def _or_unlimited(value: int | None) -> float:
 
 
 def describe_room(room: Room) -> HostRoom:
-    """Return the resources of this machine. Blocks for microseconds."""
+    """Return the resources of this machine. `room` is what its driver has left. Blocks for microseconds."""
     memory_total = disk_total = None
     with contextlib.suppress(OSError, ValueError):
         memory_total = read_memory()[0]
@@ -85,11 +93,11 @@ def describe_room(room: Room) -> HostRoom:
         disk = os.statvfs(room.disk)
         disk_total = disk.f_blocks * disk.f_frsize
     return HostRoom(
-        memory_total,
-        room.memory_available,
-        disk_total,
-        room.disk_free,
-        os.cpu_count() or 1,
-        os.getloadavg()[0],
-        room.full,
+        memory_total=memory_total,
+        memory_available=room.memory_available,
+        disk_total=disk_total,
+        disk_free=room.disk_free,
+        cpu_count=os.cpu_count() or 1,
+        load=os.getloadavg()[0],
+        full=room.full,
     )

@@ -86,7 +86,7 @@ class LayerTransfers:
             return
         source = await self._find_source(layer, target)
         answer = await source.call("pack_layer", layer=layer)
-        with source.reading_answer():
+        with source.translate_parse_errors():
             package = LayerPackage.from_dict(answer)
             if self._origins.find_content(layer) not in (None, package.diff_id):
                 raise ValueError(f"the layer {layer} has other files than it had before")
@@ -100,8 +100,8 @@ class LayerTransfers:
         if target is None:
             await self._copies.add(layer, package, chunks)
             return
-        line, _ = await target.open_stream("receive_layer", layer=layer, package=package.to_dict())
-        reader, writer = line.make_streams()
+        connection, _ = await target.open_stream("receive_layer", layer=layer, package=package.to_dict())
+        reader, writer = connection.make_streams()
         try:
             with contextlib.suppress(ConnectionError):  # the host has found an error and says which
                 async for chunk in chunks:
@@ -154,8 +154,8 @@ def _make_key(layer: str, target: HostLink | None) -> tuple[str, str]:
 @asynccontextmanager
 async def _read_layer(layer: str, package: LayerPackage, source: HostLink) -> AsyncIterator[AsyncIterator[bytes]]:
     """Provide the bytes of a layer that a host has packed."""
-    line, _ = await source.open_stream("send_layer", layer=layer)
-    reader, writer = line.make_streams()
+    connection, _ = await source.open_stream("send_layer", layer=layer)
+    reader, writer = connection.make_streams()
 
     async def read() -> AsyncIterator[bytes]:
         left, loop = package.size, asyncio.get_running_loop()

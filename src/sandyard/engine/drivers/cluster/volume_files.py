@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import struct
 from collections.abc import AsyncIterable, Sequence
 from typing import Any
 
 from sandyard.engine.contract import FileEntry, FileOwner, FileReader
 from sandyard.engine.drivers.cluster import codec
-from sandyard.engine.drivers.cluster.connections import Streams, read_message
-from sandyard.engine.drivers.cluster.layers import CHUNK_BYTES
+from sandyard.engine.drivers.cluster.connections import CHUNK_LENGTH, Streams, encode_chunk, read_message
+from sandyard.engine.drivers.cluster.layers import CHUNK_BYTES, MAX_CHUNK_BYTES
 from sandyard.engine.drivers.cluster.link import HostLink
 from sandyard.kit.errors import ConflictError, SandyardError, UnreachableError
 
-CHUNK_LENGTH = struct.Struct("!I")
 _MAX_SIZE = 1 << 50
 
 
@@ -31,7 +29,7 @@ class RemoteVolumeFiles:
 
     async def _get_entry(self, operation: str, path: str, **arguments: Any) -> FileEntry:
         entry = await self._call(operation, path, **arguments)
-        with self._link.reading_answer():
+        with self._link.translate_parse_errors():
             return codec.decode_entry(entry)
 
     async def stat(self, path: str) -> FileEntry:
@@ -39,7 +37,7 @@ class RemoteVolumeFiles:
 
     async def list(self, path: str, depth: int = 1) -> Sequence[FileEntry]:
         entries = await self._call("list", path, depth=depth)
-        with self._link.reading_answer():
+        with self._link.translate_parse_errors():
             return [codec.decode_entry(entry) for entry in entries]
 
     async def make_dir(self, path: str, owner: FileOwner, *, force: bool) -> FileEntry:
@@ -52,17 +50,17 @@ class RemoteVolumeFiles:
         await self._call("remove", path)
 
     async def open(self, path: str) -> FileReader:
-        line, answer = await self._link.open_stream("send_file", volume=self._volume_id, path=path)
-        with self._link.reading_answer():
+        connection, answer = await self._link.open_stream("send_file", volume=self._volume_id, path=path)
+        with self._link.translate_parse_errors():
             size = int(answer["size"])
             if not 0 <= size <= _MAX_SIZE:
                 raise ValueError("the size of the file is not valid")
-        return RemoteFileReader(line.make_streams(), size)
+        return RemoteFileReader(connection.make_streams(), size)
 
     async def write(
         self, path: str, chunks: AsyncIterable[bytes], owner: FileOwner, *, force: bool, reserve: int = 0
     ) -> FileEntry:
-        line, _ = await self._link.open_stream(
+        connection, _ = await self._link.open_stream(
             "receive_file",
             volume=self._volume_id,
             path=path,
@@ -70,18 +68,18 @@ class RemoteVolumeFiles:
             force=force,
             reserve=reserve,
         )
-        reader, writer = line.make_streams()
+        reader, writer = connection.make_streams()
         outcome = asyncio.ensure_future(read_message(reader))
         try:
             async for chunk in chunks:
                 for start in range(0, len(chunk), CHUNK_BYTES):
                     await _send_chunk(writer, chunk[start : start + CHUNK_BYTES])
-                if outcome.done():  # it has failed
+                if outcome.done():  # before the last chunk, so the host has failed to write the file
                     break
             else:
                 await _send_chunk(writer, b"")
             entry = await outcome
-            with self._link.reading_answer():
+            with self._link.translate_parse_errors():
                 return codec.decode_entry(entry)
         finally:
             outcome.cancel()
@@ -93,26 +91,26 @@ class RemoteVolumeFiles:
 async def _send_chunk(writer: asyncio.StreamWriter, chunk: bytes) -> None:
     """Send a chunk with its length in front. If the connection is lost, do nothing: the outcome of the transfer says why."""
     with contextlib.suppress(OSError):
-        writer.write(CHUNK_LENGTH.pack(len(chunk)) + chunk)
+        writer.write(encode_chunk(chunk))
         await writer.drain()
 
 
 class RemoteFileReader:
-    """Implements `contract.FileReader` for a stream of chunks."""
+    """Implements `contract.FileReader` for a stream of chunks of a file with `size` bytes."""
 
     def __init__(self, streams: Streams, size: int) -> None:
         self.size = size
         self._reader, self._writer = streams
         self._chunk = b""
-        self._left = size
+        self._remaining = size
 
     async def read(self, max_bytes: int) -> bytes:
-        if not self._left:
+        if not self._remaining:
             return b""
         if not self._chunk:
             try:
                 (length,) = CHUNK_LENGTH.unpack(await self._reader.readexactly(CHUNK_LENGTH.size))
-                if length > min(2 * CHUNK_BYTES, self._left):
+                if length > min(MAX_CHUNK_BYTES, self._remaining):
                     raise UnreachableError("The host sent more of the file than it has announced.")
                 self._chunk = await self._reader.readexactly(length)
             except (asyncio.IncompleteReadError, OSError):
@@ -120,7 +118,7 @@ class RemoteFileReader:
             if not self._chunk:
                 raise ConflictError("The file became shorter while it was read.")
         part, self._chunk = self._chunk[:max_bytes], self._chunk[max_bytes:]
-        self._left -= len(part)
+        self._remaining -= len(part)
         return part
 
     async def close(self) -> None:

@@ -38,8 +38,8 @@ class ClusterVolumes:
     def _is_local_full(self) -> bool:
         """Return whether new volumes should be created on another host."""
         room = self._local.get_room()
-        short = room.disk_free is not None and room.disk_free < self._reserves.disk_mb * MIB
-        return bool(self._links) and (room.full is not None or short)
+        is_disk_low = room.disk_free is not None and room.disk_free < self._reserves.disk_mb * MIB
+        return bool(self._links) and (room.full is not None or is_disk_low)
 
     def _choose_link(self) -> HostLink:
         ready = [
@@ -67,7 +67,7 @@ class ClusterVolumes:
             return self._local.get_volume_files(volume_id)
         return _LocatedFiles(self, volume_id)
 
-    async def locate(self, volume_id: str) -> VolumeFiles:
+    def locate(self, volume_id: str) -> VolumeFiles:
         """Return the files of a volume on its host."""
         link = self._find_link(volume_id)
         return self._local.get_volume_files(volume_id) if link is None else RemoteVolumeFiles(link, volume_id)
@@ -98,7 +98,7 @@ class ClusterVolumes:
         except NotFoundError:
             return False
         except SandyardError:
-            return True
+            return True  # not known to be missing
         return True
 
 
@@ -109,28 +109,28 @@ class _LocatedFiles:
         self._volumes = volumes
         self._volume_id = volume_id
 
-    async def _locate(self) -> VolumeFiles:
-        return await self._volumes.locate(self._volume_id)
+    def _locate(self) -> VolumeFiles:
+        return self._volumes.locate(self._volume_id)
 
     async def stat(self, path: str) -> FileEntry:
-        return await (await self._locate()).stat(path)
+        return await self._locate().stat(path)
 
     async def list(self, path: str, depth: int = 1) -> Sequence[FileEntry]:
-        return await (await self._locate()).list(path, depth)
+        return await self._locate().list(path, depth)
 
     async def make_dir(self, path: str, owner: FileOwner, *, force: bool) -> FileEntry:
-        return await (await self._locate()).make_dir(path, owner, force=force)
+        return await self._locate().make_dir(path, owner, force=force)
 
     async def change(self, path: str, owner: FileOwner) -> FileEntry:
-        return await (await self._locate()).change(path, owner)
+        return await self._locate().change(path, owner)
 
     async def remove(self, path: str) -> None:
-        await (await self._locate()).remove(path)
+        await self._locate().remove(path)
 
     async def open(self, path: str) -> FileReader:
-        return await (await self._locate()).open(path)
+        return await self._locate().open(path)
 
     async def write(
         self, path: str, chunks: AsyncIterable[bytes], owner: FileOwner, *, force: bool, reserve: int = 0
     ) -> FileEntry:
-        return await (await self._locate()).write(path, chunks, owner, force=force, reserve=reserve)
+        return await self._locate().write(path, chunks, owner, force=force, reserve=reserve)

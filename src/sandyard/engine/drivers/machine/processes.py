@@ -11,6 +11,7 @@ import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 _NOT_RUNNING = frozenset({"T", "t", "Z", "X"})
 _MAX_ROUNDS = 200
@@ -22,20 +23,28 @@ def read_boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def read_stat(pid: int) -> tuple[str, int, int] | None:
-    """Return (state, parent, start time) of a process, or None if it does not exist."""
+class ProcessStat(NamedTuple):
+    """What /proc/PID/stat says about a process. `state` is a letter, such as T for stopped and Z for a zombie."""
+
+    state: str
+    parent: int
+    start_time: int  # in clock ticks since the boot
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """Return the state of a process, or None if it does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return fields[0], int(fields[1]), int(fields[19])
+    return ProcessStat(fields[0], int(fields[1]), int(fields[19]))
 
 
 def read_start_time(pid: int) -> int | None:
     """Return the start time, which together with the pid identifies a process until the next boot. None for a
     zombie."""
     found = read_stat(pid)
-    return None if found is None or found[0] in {"Z", "X"} else found[2]
+    return None if found is None or found.state in {"Z", "X"} else found.start_time
 
 
 def open_pidfd(pid: int, start: int) -> int | None:
@@ -51,7 +60,7 @@ def open_pidfd(pid: int, start: int) -> int | None:
 
 
 def has_ended(pidfd: int) -> bool:
-    """Tell whether the process of a pidfd has ended."""
+    """Return whether the process of a pidfd has ended."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
@@ -74,8 +83,8 @@ def list_process_tree(root: int) -> dict[int, str]:
     states: dict[int, str] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and (found := read_stat(int(entry.name))) is not None:
-            states[int(entry.name)] = found[0]
-            children.setdefault(found[1], []).append(int(entry.name))
+            states[int(entry.name)] = found.state
+            children.setdefault(found.parent, []).append(int(entry.name))
     result: dict[int, str] = {}
     queue = [root] if root in states else []
     while queue:
@@ -106,7 +115,7 @@ async def stop_all(root: int) -> None:
         members = list_process_tree(root)
         # A process that waits in vfork() for a child that was stopped before its exec cannot be stopped, but does
         # nothing either.
-        waited_for = {found[1] for pid, state in members.items() if state == "T" and (found := read_stat(pid))}
+        waited_for = {found.parent for pid, state in members.items() if state == "T" and (found := read_stat(pid))}
         running = [
             pid
             for pid, state in members.items()
@@ -131,4 +140,4 @@ def continue_all(root: int) -> None:
 
 def is_stopped(pid: int) -> bool:
     found = read_stat(pid)
-    return found is not None and found[0] == "T"
+    return found is not None and found.state == "T"

@@ -511,7 +511,7 @@ class Ancestors:
 
 def _read_parent(pid: int) -> int | None:
     found = processes.read_stat(pid)
-    return None if found is None else found[1]
+    return None if found is None else found.parent
 
 
 def end_descendants(root: int) -> bool:

@@ -60,7 +60,7 @@ def _read_children() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and (found := processes.read_stat(int(entry.name))) is not None:
-            children.setdefault(found[1], []).append(int(entry.name))
+            children.setdefault(found.parent, []).append(int(entry.name))
     return children
 
 

@@ -40,7 +40,7 @@ def collect_host_metrics(prefix: str, hosts: Sequence[HostView]) -> Iterator[Met
     for name, text, read in readings:
         values = [(host, read(host.status)) for host in hosts]
         yield from _make_gauge(f"{prefix}_host_{name}", text, values)
-    checkpoints = [(host, len(host.checkpoints)) for host in hosts if host.status.record.id != LOCAL_HOST_ID]
+    checkpoints = [(host, len(host.checkpoint_times)) for host in hosts if host.status.record.id != LOCAL_HOST_ID]
     yield from _make_gauge(
         f"{prefix}_host_checkpoints", "Sandboxes that could be recovered if the host was lost.", checkpoints
     )

@@ -19,7 +19,7 @@ from sandyard.kit.logging import get_logger
 log = get_logger(__name__)
 
 
-class NewToken(BaseModel):
+class JoinTokenRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     lifetime: float = TOKEN_LIFETIME_S  # in seconds
@@ -51,7 +51,7 @@ def make_router(context: Context) -> APIRouter:
         )
 
     @router.post("/hosts/tokens")
-    async def create_token(request: Request, body: NewToken) -> JSONResponse:
+    async def create_token(request: Request, body: JoinTokenRequest) -> JSONResponse:
         """Create a token with which one machine can join. It is not shown again."""
         new = await hosts.create_token(body.lifetime)
         log.info("join_token_requested", token=new.token.id, by=request.scope["state"]["key"].id)
@@ -112,8 +112,8 @@ def render_host(host: HostView) -> dict[str, Any]:
         "source": host.source,
         "missingFromSource": host.is_missing,
         "checkpoints": {
-            "count": len(host.checkpoints),
-            "oldest": _format_time(min(host.checkpoints, default=None)),
+            "count": len(host.checkpoint_times),
+            "oldest": _format_time(min(host.checkpoint_times, default=None)),
         },
         "state": status.state.value,
         "since": views.format_time(status.since),

@@ -93,7 +93,7 @@ def _is_host(files: PodFiles, identity: HostIdentity, port: int) -> bool:
         return (
             known is not None
             and known.port == port
-            and compute_fingerprint(identity.authority.read_bytes()) == _read_engine(files)[1]
+            and compute_fingerprint(identity.authority_path.read_bytes()) == _read_engine(files)[1]
         )
     except (SandyardError, OSError, ValueError):
         return False

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any
 
-from sandyard.engine.hosts.machines import Machine
+from sandyard.engine.hosts.machines import Machine, normalize_address
 
 LABEL = "app.kubernetes.io/name=sandyard-host"
 """The label of the pods, in deploy/kubernetes."""
@@ -28,7 +27,7 @@ def parse_pod(pod: Mapping[str, Any]) -> HostPod | None:
     """Return a pod, or None if no node has accepted it yet."""
     metadata, status = pod.get("metadata") or {}, pod.get("status") or {}
     uid, name, node = metadata.get("uid"), metadata.get("name"), (pod.get("spec") or {}).get("nodeName")
-    address = _normalize(str(status.get("hostIP") or ""))
+    address = normalize_address(str(status.get("hostIP") or ""))
     if not (uid and name and node and address):
         return None
     machine = Machine(str(uid), str(node)[:MAX_NAME].rstrip(".-"), address)
@@ -57,11 +56,3 @@ def _find_problem(status: Mapping[str, Any]) -> str | None:
 
 def _join(*parts: object) -> str:
     return ": ".join(str(part).strip().rstrip(".")[:500] for part in parts if part)
-
-
-def _normalize(address: str) -> str | None:
-    """Return an IP address as hosts' addresses are stored, by which machines are recognized."""
-    try:
-        return str(ip_address(address))
-    except ValueError:
-        return None

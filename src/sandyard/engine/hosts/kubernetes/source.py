@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,14 @@ from typing import Any
 from sandyard.engine.hosts.join_token import JoinToken
 from sandyard.engine.hosts.kubernetes.api_server import ApiServer, ExpiredVersionError
 from sandyard.engine.hosts.kubernetes.pods import LABEL, HostPod, parse_pod
-from sandyard.engine.hosts.machines import Claim, Machine, MachineEvent, MachineList, NotJoinedError, TokenOffer
+from sandyard.engine.hosts.machines import (
+    EFFECT_OF_AWAY_CLUSTER,
+    Claim,
+    ListedSource,
+    Machine,
+    NotJoinedError,
+    TokenOffer,
+)
 from sandyard.kit.errors import BusyError, SandyardError, UnauthenticatedError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
@@ -20,7 +27,7 @@ log = get_logger(__name__)
 
 NAME = "kubernetes"
 AUDIENCE = "sandyard"
-"""What the pods' tokens are for: they are worth nothing to the API server, nor are its own tokens to the engine."""
+"""The audience of the pods' tokens, so that the API server does not accept these, and the engine no others."""
 ACCOUNT = "sandyard-host"
 """The service account of the pods, in deploy/kubernetes."""
 CONFIG_MAP = "sandyard-engine"
@@ -28,7 +35,7 @@ CONFIG_MAP = "sandyard-engine"
 POD_UID = "authentication.kubernetes.io/pod-uid"
 CLAIM_S = 10.0
 """How long a running pod may take to ask for its join token before that is shown as a problem."""
-FIRST_RETRY_S, LAST_RETRY_S = 1.0, 15.0
+FIRST_RETRY_S, MAX_RETRY_S = 1.0, 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,35 +48,24 @@ class KubernetesOptions:
     fingerprint: str
 
 
-class KubernetesMachines:
-    """Implements `ClaimedSource`. Call `open` first, and `close` at the end. While the API server is away, the last list remains."""
+class KubernetesMachines(ListedSource):
+    """Implements `ClaimedSource`. Call `open` first, and `close` at the end."""
 
     name = NAME
 
     def __init__(self, options: KubernetesOptions, is_host: Callable[[str, Machine], bool]) -> None:
         """`is_host` returns whether the host with this id is registered for a machine. Raises InvalidInputError if the
         credentials are incomplete. Blocks."""
+        super().__init__("The API server has not answered yet.")
         self._options = options
         self._is_host = is_host
         self._server = ApiServer(options.url, options.credentials)
         self._pods: dict[str, HostPod] = {}
-        self._machines = MachineList()
-        self._problem: str | None = "The API server has not answered yet."
         self._offers: dict[str, JoinToken] = {}  # by the pod that may join with it
         self._claimed: dict[str, asyncio.Event] = {}  # set when the pod has got its offer
         self._unknown: set[str] = set()  # pods that have asked for a token and are no host yet
         self._reports: dict[str, str] = {}  # why a pod could not join
         self._tasks = TaskSet("kubernetes")
-
-    @property
-    def problem(self) -> str | None:
-        return self._problem
-
-    def list(self) -> Sequence[Machine]:
-        return self._machines.list()
-
-    def watch(self) -> AsyncIterator[MachineEvent]:
-        return self._machines.watch()
 
     def open(self) -> None:
         """Begin to follow the pods."""
@@ -140,35 +136,28 @@ class KubernetesMachines:
                 await self._server.set_config_map(
                     CONFIG_MAP, {"address": self._options.address, "fingerprint": self._options.fingerprint}
                 )
-                version = await self._list()
-                self._set_problem(None)
+                version = await self._list_pods()
+                if self._set_problem(None):
+                    log.info("kubernetes_connected", url=self._options.url)
                 retry_s = FIRST_RETRY_S
-                await self._watch(version)
+                await self._watch_pods(version)
             except ExpiredVersionError:
                 continue
             except SandyardError as error:
-                self._set_problem(
-                    f"Kubernetes at {self._options.url} cannot be used: {error.message} Hosts and sandboxes keep running, but nodes "
-                    "that join or leave are not noticed."
-                )
+                problem = f"Kubernetes at {self._options.url} cannot be used: {error.message} {EFFECT_OF_AWAY_CLUSTER}"
+                if self._set_problem(problem):
+                    log.warning("kubernetes_unreachable", url=self._options.url, reason=problem)
             await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, LAST_RETRY_S)
+            retry_s = min(2 * retry_s, MAX_RETRY_S)
 
-    def _set_problem(self, problem: str | None) -> None:
-        if problem is None and self._problem is not None:
-            log.info("kubernetes_connected", url=self._options.url)
-        elif problem is not None and problem != self._problem:
-            log.warning("kubernetes_unreachable", url=self._options.url, reason=problem)
-        self._problem = problem
-
-    async def _list(self) -> str:
+    async def _list_pods(self) -> str:
         """Replace the pods by those that exist now, and return the version of the list."""
         found, version = await self._server.list_pods(LABEL)
         self._pods = {pod.machine.id: pod for pod in map(parse_pod, found) if pod is not None}
         self._update()
         return version
 
-    async def _watch(self, version: str) -> None:
+    async def _watch_pods(self, version: str) -> None:
         """Follow the changes since a version. Raises ExpiredVersionError if the pods have to be listed again."""
         while True:
             async for kind, pod in self._server.watch_pods(LABEL, version):

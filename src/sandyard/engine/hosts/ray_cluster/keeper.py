@@ -23,7 +23,7 @@ from sandyard.engine.hosts import joining
 from sandyard.engine.hosts.authority import compute_fingerprint
 from sandyard.engine.hosts.identity import HostIdentity
 from sandyard.engine.hosts.join_token import JoinToken
-from sandyard.engine.hosts.ray_cluster.messages import NOT_JOINED, Order, describe_error
+from sandyard.engine.hosts.ray_cluster.messages import NOT_JOINED, StartRequest, describe_error
 from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.python import SAFE_FOLDER, make_bare_python_command, make_python_command, make_python_environment
 from sandyard.kit.settings import get_default_data_dir
@@ -31,7 +31,7 @@ from sandyard.kit.settings import get_default_data_dir
 START_S = 60.0
 """How long a host service may take to start listening."""
 STOP_S = 30.0
-FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 SHORT_LIFE_S = 30.0
 """A service that ends earlier has failed: the pause before the next start is doubled."""
 MAX_LOG_BYTES = 10 << 20
@@ -80,26 +80,26 @@ class Keeper:
             self._start_thread()
 
     def start(self, text: str) -> str:
-        """Carry out an order. Idempotent. Return as soon as the host service listens, or has failed."""
+        """Handle an encoded `StartRequest`. Idempotent. Return as soon as the host service listens, or has failed."""
         try:
             with self._lock:
-                return json.dumps(self._start(Order.parse(text)))
+                return json.dumps(self._start(StartRequest.parse(text)))
         except (SandyardError, OSError, ValueError) as error:
             return json.dumps(describe_error(error))
 
-    def _start(self, order: Order) -> Mapping[str, str]:
+    def _start(self, request: StartRequest) -> Mapping[str, str]:
         known = self._identity.find()
-        if known is not None and compute_fingerprint(self._identity.authority.read_bytes()) != order.fingerprint:
+        if known is not None and compute_fingerprint(self._identity.authority_path.read_bytes()) != request.fingerprint:
             raise ConflictError(
                 f"This machine has joined another engine, at {known.engine}. Run `sandyard host leave` on it first."
             )
-        if order.token is not None:
+        if request.token is not None:
             joined = joining.join(
-                JoinToken.parse(order.token),
+                JoinToken.parse(request.token),
                 self._identity,
-                name=order.name,
-                address=order.address,
-                port=order.port,
+                name=request.name,
+                address=request.address,
+                port=request.port,
                 labels={},
             )
             if known is not None and (known.id, known.port) != (joined.id, joined.port):
@@ -150,7 +150,7 @@ class Keeper:
                     wait_for_end(pid)
             except (SandyardError, OSError, subprocess.SubprocessError, ValueError) as error:
                 self._problem = str(error)
-            pause = min(2 * pause, LAST_PAUSE_S) if time.monotonic() - began < SHORT_LIFE_S else FIRST_PAUSE_S
+            pause = min(2 * pause, MAX_PAUSE_S) if time.monotonic() - began < SHORT_LIFE_S else FIRST_PAUSE_S
             self._wake.wait(pause)
             self._wake.clear()
 

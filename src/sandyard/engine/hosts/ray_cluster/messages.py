@@ -1,7 +1,8 @@
 """The messages between the engine, its sidecar and the keepers on Ray's nodes: JSON, one message per line on the socket.
 
-Engine to sidecar: `{"connect": …}` first, then `{"id": 1, "machine": …, "order": …}` to start a host service. Sidecar to engine: every
-second `{"machines": […]}`, and `{"id": 1, "result": …}` or `{"id": 1, "error": …}`; `{"failed": …}` before it ends.
+Engine to sidecar: a `ConnectRequest` as `{"connect": …}` first, then `{"id": 1, "machine": …, "order": …}` with a `StartRequest` to start
+a host service. Sidecar to engine: every second `{"machines": […]}`, and `{"id": 1, "result": …}` or `{"id": 1, "error": …}`;
+`{"failed": …}` before it ends.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from ipaddress import ip_address
 from typing import Any
 
-from sandyard.engine.hosts.machines import Machine
+from sandyard.engine.hosts.machines import Machine, normalize_address
 from sandyard.kit.errors import SandyardError, UnreachableError
 
 MAX_LINE = 4 << 20
@@ -22,15 +22,15 @@ RESOURCE = "sandyard"
 
 
 @dataclass(frozen=True, slots=True)
-class Connect:
-    """The cluster that a sidecar connects to. The namespace is different for each engine of a cluster."""
+class ConnectRequest:
+    """A request to the sidecar to connect to a cluster. Each engine of a cluster has its own namespace."""
 
     address: str
     namespace: str
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class StartRequest:
     """A request to a keeper to start the host service of its machine. `fingerprint` is that of the engine's authority for hosts."""
 
     fingerprint: str
@@ -43,12 +43,12 @@ class Order:
         return json.dumps(asdict(self))
 
     @classmethod
-    def parse(cls, text: str) -> Order:
+    def parse(cls, text: str) -> StartRequest:
         fields = json.loads(text)
         return cls(**{name: fields.get(name) for name in cls.__slots__})
 
     def __repr__(self) -> str:
-        return f"Order({self.name!r}, {self.address!r}, {self.port})"  # without the token
+        return f"StartRequest({self.name!r}, {self.address!r}, {self.port})"  # without the token
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
@@ -69,17 +69,13 @@ def parse(line: bytes) -> Mapping[str, Any]:
 def parse_machines(listed: Any) -> list[Machine]:
     """Return the machines of a message. Raises UnreachableError if it is damaged."""
     try:
-        return [Machine(str(item["id"]), str(item["name"]), _normalize(str(item["address"]))) for item in listed]
+        return [Machine(str(item["id"]), str(item["name"]), _parse_address(str(item["address"]))) for item in listed]
     except (KeyError, TypeError) as error:
         raise UnreachableError(f"The sidecar for Ray sent an invalid list of machines: {error!r}.") from error
 
 
-def _normalize(address: str) -> str:
-    """Return an IP address in the format in which hosts' addresses are stored, because machines are recognized by it."""
-    try:
-        return str(ip_address(address))
-    except ValueError:
-        return address
+def _parse_address(address: str) -> str:
+    return normalize_address(address) or address  # an invalid one is refused when its host service is to be started
 
 
 def describe_error(error: BaseException) -> dict[str, str]:

@@ -19,13 +19,13 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sandyard.engine.hosts.ray_cluster.keeper import START_S, Keeper
-from sandyard.engine.hosts.ray_cluster.messages import RESOURCE, Connect, Order, describe_error, encode
+from sandyard.engine.hosts.ray_cluster.messages import RESOURCE, ConnectRequest, StartRequest, describe_error, encode
 from sandyard.kit.errors import UnreachableError
 
-LIST_PAUSE_S = 1.0
-MARGIN_S = 60.0
-"""How long Ray may take to start a keeper, before the keeper starts the service."""
-WORKERS = 16
+LIST_INTERVAL_S = 1.0
+KEEPER_START_S = 60.0
+"""How long Ray may take to start a keeper. Starting the service takes up to `START_S` more."""
+MAX_CONCURRENT_CALLS = 16
 
 
 class Sidecar:
@@ -35,36 +35,37 @@ class Sidecar:
         self._connection = connection
         self._lines = connection.makefile("rb")
         self._lock = threading.Lock()
-        self._calls = ThreadPoolExecutor(WORKERS)
+        self._executor = ThreadPoolExecutor(MAX_CONCURRENT_CALLS)
         self._keeper: Any = None
 
     def run(self) -> None:
-        options = Connect(**json.loads(self._lines.readline())["connect"])
-        threading.Thread(target=self._read, daemon=True).start()
+        options = ConnectRequest(**json.loads(self._lines.readline())["connect"])
+        threading.Thread(target=self._read_requests, daemon=True).start()
         try:
             ray.init(address=options.address, namespace=options.namespace, log_to_driver=False, logging_level="ERROR")
             self._keeper = ray.remote(Keeper)
             while True:
-                self._send({"machines": list_machines(ray.nodes())})
-                time.sleep(LIST_PAUSE_S)
+                self._send({"machines": find_machines(ray.nodes())})
+                time.sleep(LIST_INTERVAL_S)
         except Exception as error:  # Ray raises its own exceptions, and those of the standard library
             self._send({"failed": describe_error(error)["error"]})
 
-    def _read(self) -> None:
+    def _read_requests(self) -> None:
         """Handle requests of the engine. When it closes the connection, end this process, even while Ray is connecting."""
         for line in self._lines:
             message = json.loads(line)
-            self._calls.submit(self._answer, message["id"], message["machine"], message["order"])
+            self._executor.submit(self._answer, message["id"], message["machine"], message["order"])
         os._exit(0)
 
-    def _answer(self, number: int, machine: str, order: str) -> None:
+    def _answer(self, number: int, machine: str, request: str) -> None:
         try:
-            answer = self._start(machine, order)
+            answer = self._start_host_service(machine, request)
         except Exception as error:  # as in `run`
             answer = describe_error(error)
         self._send({"id": number, **answer})
 
-    def _start(self, machine: str, order: str) -> Mapping[str, Any]:
+    def _start_host_service(self, machine: str, request: str) -> Mapping[str, Any]:
+        """Send an encoded `StartRequest` to the keeper of a node, which is started first if there is none. Return its response."""
         if self._keeper is None:
             raise UnreachableError("Ray is not connected yet.")
         options = self._keeper.options(
@@ -77,8 +78,8 @@ class Sidecar:
             max_concurrency=4,
             scheduling_strategy=NodeAffinitySchedulingStrategy(machine, soft=False),
         )
-        keeper = options.remote(Order.parse(order).address)
-        answer = json.loads(ray.get(keeper.start.remote(order), timeout=START_S + MARGIN_S))
+        keeper = options.remote(StartRequest.parse(request).address)
+        answer = json.loads(ray.get(keeper.start.remote(request), timeout=KEEPER_START_S + START_S))
         return answer if "error" in answer else {"result": answer}
 
     def _send(self, message: Mapping[str, Any]) -> None:
@@ -86,7 +87,7 @@ class Sidecar:
             self._connection.sendall(encode(message))
 
 
-def list_machines(nodes: list[dict[str, Any]]) -> list[dict[str, str]]:
+def find_machines(nodes: list[dict[str, Any]]) -> list[dict[str, str]]:
     """Return the living nodes that may run sandboxes, from Ray's list of all nodes."""
     return [
         {"id": node["NodeID"], "name": node["NodeName"], "address": node["NodeManagerAddress"]}

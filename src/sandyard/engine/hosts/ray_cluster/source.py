@@ -11,7 +11,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -20,13 +20,13 @@ from typing import Any
 from sandyard.engine.drivers.machine.net import ranges
 from sandyard.engine.drivers.machine.net.policy import NEVER, PRIVATE
 from sandyard.engine.hosts.join_token import JoinToken
-from sandyard.engine.hosts.machines import Machine, MachineEvent, MachineList, NotJoinedError
+from sandyard.engine.hosts.machines import EFFECT_OF_AWAY_CLUSTER, ListedSource, Machine, NotJoinedError
 from sandyard.engine.hosts.ray_cluster.credentials import make_environment
 from sandyard.engine.hosts.ray_cluster.messages import (
     MAX_LINE,
     NOT_JOINED,
-    Connect,
-    Order,
+    ConnectRequest,
+    StartRequest,
     encode,
     parse,
     parse_machines,
@@ -48,7 +48,7 @@ SILENCE_S = 15.0
 """The sidecar sends the list of machines every second. If it is silent for longer, Ray does not answer."""
 START_S = 180.0
 """How long starting a host service may take, including its keeper."""
-FIRST_RETRY_S, LAST_RETRY_S = 1.0, 15.0
+FIRST_RETRY_S, MAX_RETRY_S = 1.0, 15.0
 _OUTPUT_LINES = 5
 
 
@@ -72,31 +72,20 @@ def require_ray() -> None:
         )
 
 
-class RayMachines:
-    """Implements `MachineSource`. Call `open` first, and `close` at the end. While Ray is away, the last list remains."""
+class RayMachines(ListedSource):
+    """Implements `MachineSource`. Call `open` first, and `close` at the end."""
 
     name = NAME
 
     def __init__(self, options: RayOptions) -> None:
+        super().__init__("Ray has not answered yet.")
         self._options = options
         self._environment = make_environment(options.credentials)
-        self._machines = MachineList()
-        self._problem: str | None = "Ray has not answered yet."
         self._writer: asyncio.StreamWriter | None = None
         self._numbers = itertools.count(1)
         self._calls: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
         self._output: deque[str] = deque(maxlen=_OUTPUT_LINES)
         self._tasks = TaskSet("ray")
-
-    @property
-    def problem(self) -> str | None:
-        return self._problem
-
-    def list(self) -> Sequence[Machine]:
-        return self._machines.list()
-
-    def watch(self) -> AsyncIterator[MachineEvent]:
-        return self._machines.watch()
 
     def open(self) -> None:
         """Start the sidecar, and start it again whenever it ends."""
@@ -108,14 +97,14 @@ class RayMachines:
 
     async def start(self, machine: Machine, token: JoinToken | None) -> None:
         check_address(machine.address)
-        order = Order(
+        request = StartRequest(
             self._options.fingerprint,
             machine.name,
             machine.address,
             self._options.port,
             token.encode().reveal() if token is not None else None,
         )
-        answer = await self._call({"machine": machine.id, "order": order.encode()})
+        answer = await self._call({"machine": machine.id, "order": request.encode()})
         if NOT_JOINED in answer:
             raise NotJoinedError
 
@@ -147,21 +136,13 @@ class RayMachines:
                 await self._run_sidecar()
             except (SandyardError, OSError) as error:
                 reason = error.message if isinstance(error, SandyardError) else str(error)
-                self._set_problem(
-                    f"Ray at {self._options.address} cannot be reached: {reason} Hosts and sandboxes keep running, but nodes that "
-                    "join or leave are not noticed."
-                )
-            if time.monotonic() - began > LAST_RETRY_S + SILENCE_S:
+                problem = f"Ray at {self._options.address} cannot be reached: {reason} {EFFECT_OF_AWAY_CLUSTER}"
+                if self._set_problem(problem):
+                    log.warning("ray_unreachable", address=self._options.address, reason=problem)
+            if time.monotonic() - began > MAX_RETRY_S + SILENCE_S:
                 retry_s = FIRST_RETRY_S
             await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, LAST_RETRY_S)
-
-    def _set_problem(self, problem: str | None) -> None:
-        if problem is None and self._problem is not None:
-            log.info("ray_connected", address=self._options.address)
-        elif problem is not None and problem != self._problem:
-            log.warning("ray_unreachable", address=self._options.address, reason=problem)
-        self._problem = problem
+            retry_s = min(2 * retry_s, MAX_RETRY_S)
 
     async def _run_sidecar(self) -> None:
         """Run a sidecar until it fails. Raises UnreachableError and OSError."""
@@ -181,9 +162,10 @@ class RayMachines:
         writer = None
         try:
             reader, writer = await asyncio.open_unix_connection(sock=ours, limit=MAX_LINE)
-            writer.write(encode({"connect": asdict(self._make_connect())}))
+            namespace = f"{NAME}-sandyard-{self._options.fingerprint[:16]}"
+            writer.write(encode({"connect": asdict(ConnectRequest(self._options.address, namespace))}))
             self._writer = writer
-            await self._read(reader)
+            await self._read_messages(reader)
         finally:
             self._writer = None
             for future in self._calls.values():
@@ -198,18 +180,15 @@ class RayMachines:
             else:
                 ours.close()
 
-    def _make_connect(self) -> Connect:
-        return Connect(self._options.address, f"{NAME}-sandyard-{self._options.fingerprint[:16]}")
-
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+    async def _read_messages(self, reader: asyncio.StreamReader) -> None:
         """Handle messages of the sidecar. Raises UnreachableError when it fails."""
-        patience_s = CONNECT_S
+        timeout_s = CONNECT_S
         while True:
             try:
-                async with asyncio.timeout(patience_s):
+                async with asyncio.timeout(timeout_s):
                     line = await reader.readline()
             except TimeoutError:
-                raise UnreachableError(f"it has not answered for {patience_s:.0f} s.") from None
+                raise UnreachableError(f"it has not answered for {timeout_s:.0f} s.") from None
             except ValueError:
                 raise UnreachableError(f"the sidecar has sent a message of more than {MAX_LINE} bytes.") from None
             if not line:
@@ -218,9 +197,10 @@ class RayMachines:
             if "failed" in message:
                 raise UnreachableError(f"{str(message['failed']).rstrip('.')[:1000]}.")
             if "machines" in message:
-                patience_s = SILENCE_S
+                timeout_s = SILENCE_S
                 self._machines.replace(parse_machines(message["machines"]))
-                self._set_problem(None)
+                if self._set_problem(None):
+                    log.info("ray_connected", address=self._options.address)
             elif (future := self._calls.get(message.get("id", 0))) is not None and not future.done():
                 future.set_result(message)
 

@@ -88,16 +88,16 @@ class HostileHost:
         result = answer(arguments) if callable(answer) else answer
         return await result if asyncio.iscoroutine(result) else result
 
-    async def serve(self, line: LineProtocol) -> None:
-        message = json.loads(await line.line)
+    async def serve(self, connection: LineProtocol) -> None:
+        message = json.loads(await connection.first_line)
         if "stream" not in message:
             self.peer = Peer("The engine", self.handle)
-            line.transport.write(make_result({"version": "1", **describe_protocol()}))
-            line.hand_over(self.peer)
+            connection.transport.write(make_result({"version": "1", **describe_protocol()}))
+            connection.hand_over(self.peer)
             return
         received = bytearray()
         self.streams.append((message, received))
-        reader, writer = line.make_streams()
+        reader, writer = connection.make_streams()
         writer.write(self.stream_answer)
         while chunk := await reader.read(1 << 20):
             received += chunk
