@@ -21,7 +21,7 @@ from sandyard.kit.errors import SandyardError
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.revocation import close_socket, wait_until_revoked
+from sandyard.platform.api.revocation import accept_socket, close_socket, wait_until_revoked
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Model, example
@@ -113,7 +113,7 @@ async def ssh(
 ) -> None:
     async with remotes.ssh.open(caller, sandbox_id, key) as connection:
         with contextlib.suppress(WebSocketDisconnect):
-            await socket.accept()
+            await accept_socket(socket)
             await socket.send_text(json.dumps({"type": "opened", "hostKey": connection.host_key}))
             await _connect(socket, caller, connection)
 

@@ -90,6 +90,14 @@ async def require_access(connection: HTTPConnection, caller: Principal, check_ac
     await check_access()
 
 
+async def accept_socket(socket: WebSocket) -> None:
+    """Accept the WebSocket. Raises WebSocketDisconnect if the client has left, as sending and receiving do."""
+    try:
+        await socket.accept()
+    except OSError as error:
+        raise WebSocketDisconnect(code=1006) from error
+
+
 async def close_socket(socket: WebSocket, last_message: dict[str, Any]) -> None:
     """Send the last message and close the WebSocket. Aborts the connection of a client that does not read it in time."""
     try:

@@ -21,7 +21,7 @@ from sandyard.kit.errors import SandyardError
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.revocation import close_socket, wait_until_revoked
+from sandyard.platform.api.revocation import accept_socket, close_socket, wait_until_revoked
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
 from sandyard.platform.api.schema import Instant, Model, example, id_in_path
@@ -79,7 +79,7 @@ async def open_(
     terminal_id = terminal or (await terminals.open(caller, sandbox_id, cols, rows)).id
     async with terminals.view(caller, sandbox_id, terminal_id) as (shell, viewer):
         with contextlib.suppress(WebSocketDisconnect):
-            await socket.accept()
+            await accept_socket(socket)
             await socket.send_text(json.dumps({"type": "opened", "terminal": terminal_id}))
             if terminal is not None:
                 await terminals.resize(shell, cols, rows)

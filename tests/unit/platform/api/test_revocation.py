@@ -303,17 +303,21 @@ async def test_client_that_reads_is_told_that_its_connection_was_closed(
     assert (typist.messages[-1]["type"], typist.is_aborted.is_set()) == ("websocket.close", False)
 
 
+@pytest.mark.parametrize("message_type", ["websocket.accept", "websocket.send"])
 @pytest.mark.parametrize("kind", CONNECTIONS)
-async def test_client_that_disconnects_during_output_is_not_an_error(world: World, kind: str) -> None:
+async def test_client_that_disconnects_is_not_an_error(
+    world: World, caplog: pytest.LogCaptureFixture, kind: str, message_type: str
+) -> None:
     router, service, url = CONNECTIONS[kind]
     maria = await world.create_person("maria")
     typist = Typist()
     vars(world)[service] = Shell(Access(world, maria))
 
     async def fail(message: Message) -> None:
-        if "bytes" in message:
+        if message["type"] == message_type:
             raise OSError("the client has disconnected")  # like uvicorn's ClientDisconnected
 
     typist.send = fail  # type: ignore[method-assign]
     async with asyncio.timeout(10):
         await typist.run(world.app(router), url, maria)
+    assert "request_failed" not in [record.message for record in caplog.records]
