@@ -237,7 +237,9 @@ class Preparations:
         ticket: Ticket,
     ) -> Preparation:
         async def report(current_step: str, **facts: Unpack[PreparationDetail]) -> None:
-            await retry_while_database_unavailable(lambda: self._record_progress(row.id, current_step, facts), "preparation")
+            await retry_while_database_unavailable(
+                lambda: self._record_progress(row.id, current_step, facts), "preparation"
+            )
 
         async def report_installation(snapshot_build: SnapshotBuild) -> None:
             self.builds[row.id].installing = snapshot_build
