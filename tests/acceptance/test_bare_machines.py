@@ -12,18 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.harness.bare_machine import DEBIAN_12, DEBIAN_13, UBUNTU_24, USER, BareMachine
-from tests.harness.processes import Running
+from tests.harness.bare_machine_client import run_in_sandbox, wait_until_ready
 from tests.harness.wheel import build_wheel
 from tests.proof.record import record
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
-START_SECONDS = 180
 PACKAGES_OF_ROOT = {"mmdebstrap", "btrfs-progs"}
-READ_PAGE = """
-import sys, urllib.request
-request = urllib.request.Request(sys.argv[1], headers={"Accept": "text/html"})
-print(urllib.request.urlopen(request).read().decode())
-"""
 PROJECT = """
 set -e
 git init --quiet --initial-branch main "$1"; cd "$1"
@@ -44,25 +38,6 @@ def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield machine
     finally:
         machine.close()
-
-
-def wait_until_ready(machine: BareMachine, up: Running) -> dict[str, str]:
-    """Wait for the start, and return the variables that log the command line in."""
-    url = up.wait_for_line(r"^Sandyard is at (http://\S+);", seconds=START_SECONDS)[1]
-    token = up.wait_for_line(r"^admin token: (sy_\S+)$")[1]
-    up.wait_for_line("^E2B clients: ")
-    assert "<title>Sandyard" in machine.run(["python3", "-c", READ_PAGE, url])
-    return {"SANDYARD_URL": url, "SANDYARD_TOKEN": token}
-
-
-def run_in_sandbox(machine: BareMachine, user: str, login: dict[str, str], command: str) -> str:
-    """Run a command in a new sandbox."""
-    created = machine.run(["sandyard", "sandbox", "create"], user=user, **login)
-    (sandbox,) = re.findall(r'"id": "(sbx_\w+)"', created)
-    try:
-        return machine.run(["sandyard", "sandbox", "exec", sandbox, "--", "sh", "-c", command], user=user, **login)
-    finally:
-        machine.run(["sandyard", "sandbox", "kill", sandbox], user=user, **login)
 
 
 def test_root_gets_sandboxes_and_a_task_at_once(machine: BareMachine) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.test_bare_machines import run_in_sandbox, wait_until_ready
 from tests.harness.bare_machine import DEBIAN_13, BareMachine
+from tests.harness.bare_machine_client import run_in_sandbox, wait_until_ready
 from tests.harness.containerfile import read_containerfile
 from tests.harness.wheel import build_wheel
 

@@ -3,8 +3,6 @@ itself after the disk is freed. The disk is a separate file system of the test."
 
 from __future__ import annotations
 
-import errno
-import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +15,9 @@ from e2b import RateLimitException, Sandbox
 from sandyard.engine.drivers.machine.store import image
 from tests.harness import engine as engines
 from tests.harness.engine import Engine
+from tests.harness.full_disk import DISK, fill
 
 pytestmark = pytest.mark.skipif(image.find_obstacle() is not None, reason=str(image.find_obstacle()))
-DISK = 8 << 30
 TIMEOUT_S = 30.0
 
 
@@ -51,18 +49,6 @@ def engine(disk: Path) -> Iterator[Engine]:
             (disk / "filler").unlink(missing_ok=True)
             engine.start()
         assert not engine.stop()
-
-
-def fill(path: Path) -> None:
-    """Fill the file system to the last block."""
-    with path.open("wb") as file:
-        size = DISK
-        while size >= 4096:
-            try:
-                os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), size)
-            except OSError as error:
-                assert error.errno == errno.ENOSPC
-                size //= 2
 
 
 def until(condition: Callable[[], object]) -> None:

@@ -12,10 +12,10 @@ import pytest
 
 from tests.acceptance.project_client import ForgeProject, create_forge_project
 from tests.acceptance.task_client import create_task
-from tests.acceptance.test_full_disk import fill
 from tests.forge import GitHub, forge
 from tests.harness import platform as platforms
 from tests.harness.engine import Engine
+from tests.harness.full_disk import fill
 from tests.harness.platform import Platform, ok, until
 
 DISK_BYTES = 1 << 30

@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,12 +15,11 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from tests.acceptance.preview_client import PORT, create_preview_url, start_server
 from tests.harness.engine import Engine
 from tests.harness.platform import Platform, ok, running, sign_in, until
 
 pytestmark = pytest.mark.timeout(400)
-PORT = 3000
-SERVER = (Path(__file__).parent / "preview_server.py").read_bytes()
 BACKGROUND_REQUEST = {"Sec-Fetch-Mode": "cors", "Sec-Fetch-Site": "same-origin"}
 """Headers of a request that a page makes by itself."""
 
@@ -35,22 +33,6 @@ def platform(engine: Engine) -> Iterator[Platform]:
 @pytest.fixture(scope="module")
 def sandbox(platform: Platform) -> str:
     return start_server(platform)
-
-
-def start_server(platform: Platform) -> str:
-    """Create a sandbox with a server on PORT."""
-    client = platform.client
-    sandbox_id: str = ok(client.post("/sandboxes", json={}), 201)["id"]
-    ok(client.put(f"/sandboxes/{sandbox_id}/files", params={"path": "/home/user/server.py"}, content=SERVER))
-    command = f"nohup python3 /home/user/server.py {PORT} >/dev/null 2>&1 &"  # a running command would keep the sandbox from pausing
-    ok(client.post(f"/sandboxes/{sandbox_id}/execute", json={"command": command}))
-    until(lambda: PORT in [item["port"] for item in ok(client.get(f"/sandboxes/{sandbox_id}/ports"))["items"]])
-    return sandbox_id
-
-
-def create_preview_url(platform: Platform, sandbox: str, port: int = PORT, path: str = "/") -> str:
-    url: str = ok(platform.client.post(f"/sandboxes/{sandbox}/previews", json={"port": port, "path": path}), 201)["url"]
-    return url
 
 
 class BrowserWebSocket(connect):

@@ -19,7 +19,7 @@ from e2b import Sandbox
 from websockets.asyncio.client import connect
 
 from sandyard.kit.listen import free_port
-from tests.acceptance.test_previews import PORT, create_preview_url, start_server
+from tests.acceptance.preview_client import PORT, create_preview_url, start_server
 from tests.harness.deployment import DEPLOY, find_program, running_program
 from tests.harness.engine import Engine, serving
 from tests.harness.platform import Platform, ok, running, until

@@ -23,8 +23,8 @@ from tests.harness.engine import SCRATCH
 from tests.harness.platform import ok, until
 from tests.harness.processes import ROOT, Running
 from tests.harness.up import Installation, run_json
+from tests.harness.upstream_repository import Upstream
 from tests.harness.wheel import build_wheel
-from tests.integration.cli.git.test_story import Upstream
 from tests.proof.record import record
 
 pytestmark = [

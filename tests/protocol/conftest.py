@@ -17,6 +17,8 @@ from tests.harness.engine import Engine
 from tests.harness.sdk import get_access_token
 
 from .compatibility.recording import configure
+from .name_server import NameServer
+from .tls_engine import DOMAIN, TlsEngine, random_loopback_address
 
 NewSandbox = Callable[..., Sandbox]
 NewAsyncSandbox = Callable[..., Awaitable[AsyncSandbox]]
@@ -127,3 +129,15 @@ def data_plane(engine: Engine) -> Iterator[DataPlane]:
     yield connect
     for client in clients:
         client.close()
+
+
+@pytest.fixture(scope="module")
+def tls_engine() -> Iterator[TlsEngine]:
+    address = random_loopback_address()
+    engine = Engine({"TLS_HOST": address, "TLS_PORT": "443", "DOMAIN": DOMAIN, "POOL_SIZE": "2"})
+    name_server = NameServer(DOMAIN, address, address)
+    engine.start()
+    yield TlsEngine(engine, address, name_server)
+    name_server.close()
+    left = engine.stop()
+    assert not left, f"the engine left behind: {left}"

@@ -8,12 +8,10 @@ import subprocess
 import pytest
 
 from tests.harness.engine import Engine
+from tests.protocol.tls_engine import TlsEngine
 
 from .clients import environments
 from .clients.table import TARGET, Client, read_clients, write_document
-from .test_tls import TlsEngine, tls_engine
-
-__all__ = ["tls_engine"]  # a fixture
 
 pytestmark = [
     pytest.mark.slow,

@@ -12,11 +12,9 @@ import shlex
 import shutil
 import socket
 import ssl
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -31,78 +29,17 @@ from sandyard.engine.certificates.authority import Authority
 from sandyard.engine.certificates.files import encode_key
 from sandyard.kit.listen import free_port
 from tests.harness.engine import Engine
+from tests.protocol.preview_programs import ECHO, WEBSOCKETS
+from tests.protocol.tls_engine import DOMAIN, TlsEngine, random_loopback_address
 
 from .name_server import NameServer
-from .test_previews import ECHO, WEBSOCKETS
 from .waiting import until
 
-DOMAIN = "sandyard.test"
 JS = Path(__file__).parent / "js"
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="needs root for port 443, a name server and a mount namespace"
 )
-
-
-@dataclass
-class TlsEngine:
-    """An engine with TLS at `address`, and a name server for its domain."""
-
-    engine: Engine
-    address: str
-    name_server: NameServer
-    domain: str = DOMAIN
-
-    @property
-    def authority(self) -> Path:
-        return self.engine.data / "tls" / self.domain.partition(":")[0] / "ca.pem"
-
-    def environment(self) -> dict[str, str]:
-        """Return the variables that a user sets, and the authority to trust, which is not needed with a public certificate."""
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("E2B_", "SSL_CERT_"))}
-        return inherited | {
-            "E2B_DOMAIN": self.domain,
-            "E2B_API_KEY": self.engine.key,
-            "SSL_CERT_FILE": str(self.authority),
-            "NODE_EXTRA_CA_CERTS": str(self.authority),
-            "CURL_CA_BUNDLE": str(self.authority),
-        }
-
-    def run(self, *command: str, cwd: Path | None = None) -> str:
-        """Run a program that resolves the server's name, and return its output."""
-        result = subprocess.run(
-            self.name_server.wrap_command(*command),
-            cwd=cwd,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
-        return result.stdout
-
-    def connect(self, name: str) -> ssl.SSLSocket:
-        """Open a verified TLS connection to the server under this name."""
-        context = ssl.create_default_context(cafile=str(self.authority))
-        return context.wrap_socket(socket.create_connection((self.address, 443), timeout=10), server_hostname=name)
-
-
-def random_loopback_address() -> str:
-    """Return a random loopback address, so that ports 53 and 443 are free there."""
-    return f"127.{secrets.randbelow(200) + 20}.{secrets.randbelow(250) + 1}.{secrets.randbelow(250) + 1}"
-
-
-@pytest.fixture(scope="module")
-def tls_engine() -> Iterator[TlsEngine]:
-    address = random_loopback_address()
-    engine = Engine({"TLS_HOST": address, "TLS_PORT": "443", "DOMAIN": DOMAIN, "POOL_SIZE": "2"})
-    name_server = NameServer(DOMAIN, address, address)
-    engine.start()
-    yield TlsEngine(engine, address, name_server)
-    name_server.close()
-    left = engine.stop()
-    assert not left, f"the engine left behind: {left}"
 
 
 @pytest.fixture

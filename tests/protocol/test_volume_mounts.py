@@ -14,10 +14,10 @@ from e2b import AsyncSandbox, AsyncVolume, Sandbox, Volume
 from e2b.exceptions import NotFoundException, SandboxException, VolumeException
 
 from tests.harness.engine import Engine
+from tests.protocol.tls_engine import DOMAIN, TlsEngine, random_loopback_address
 
 from .conftest import NewAsyncSandbox, NewSandbox
 from .name_server import NameServer
-from .test_tls import DOMAIN, TlsEngine, random_loopback_address
 from .waiting import until
 
 

@@ -32,25 +32,25 @@ interface Context {
   client: QueryClient;
 }
 
-const text = (value: unknown): string | undefined => (typeof value === "string" && value ? value : undefined);
+const parseText = (value: unknown): string | undefined => (typeof value === "string" && value ? value : undefined);
 
 const root = createRootRouteWithContext<Context>()({ component: Outlet, notFoundComponent: NotFound });
 
 const signIn = createRoute({
   getParentRoute: () => root,
   path: "/sign-in",
-  validateSearch: (search): SignInSearch => ({ next: text(search.next) }),
+  validateSearch: (search): SignInSearch => ({ next: parseText(search.next) }),
   component: lazyRouteComponent(() => import("./features/sign-in/page"), "SignInPage"),
 });
 
 /** Show a failure of the first load. Retrying reloads the signed-in user; resetting the boundary alone would show the same error. */
-function Failed({ error }: { error: unknown }) {
+function LoadError({ error }: { error: unknown }) {
   const router = useRouter();
   return <ErrorState error={error} retry={() => router.invalidate()} />;
 }
 
 /** Pages that require sign-in. */
-const inside = createRoute({
+const signedIn = createRoute({
   getParentRoute: () => root,
   id: "inside",
   beforeLoad: async ({ context, location }) => {
@@ -65,117 +65,120 @@ const inside = createRoute({
   },
   component: lazyRouteComponent(() => import("./shell/layout"), "Layout"),
   pendingComponent: Loading,
-  errorComponent: Failed,
+  errorComponent: LoadError,
   notFoundComponent: NotFound,
 });
 
 const home = createRoute({
-  getParentRoute: () => inside,
+  getParentRoute: () => signedIn,
   path: "/",
   beforeLoad: async ({ context }) => {
-    const known = await context.client.ensureQueryData(projectsQuery);
-    throw redirect({ to: known.length ? "/board" : "/welcome" });
+    const projects = await context.client.ensureQueryData(projectsQuery);
+    throw redirect({ to: projects.length ? "/board" : "/welcome" });
   },
 });
 
 const welcome = createRoute({
-  getParentRoute: () => inside,
+  getParentRoute: () => signedIn,
   path: "/welcome",
-  validateSearch: (search): WelcomeSearch => ({ project: text(search.project) }),
+  validateSearch: (search): WelcomeSearch => ({ project: parseText(search.project) }),
   component: lazyRouteComponent(() => import("./features/welcome/page"), "WelcomePage"),
 });
 
 const board = createRoute({
-  getParentRoute: () => inside,
+  getParentRoute: () => signedIn,
   path: "/board",
   validateSearch: (search): BoardSearch => ({
-    project: text(search.project),
-    q: text(search.q),
-    agent: text(search.agent),
+    project: parseText(search.project),
+    q: parseText(search.q),
+    agent: parseText(search.agent),
     show: (["needs-you", "running", "failed"] as const).find((value) => value === search.show),
     new: search.new === true || undefined,
   }),
   component: lazyRouteComponent(() => import("./features/board/page"), "BoardPage"),
 });
 
-const workSearch = (search: Record<string, unknown>): WorkSearch => ({
-  tab: text(search.tab),
+const parseWorkSearch = (search: Record<string, unknown>): WorkSearch => ({
+  tab: parseText(search.tab),
   attempt: typeof search.attempt === "number" ? search.attempt : undefined,
-  at: text(search.at),
+  at: parseText(search.at),
 });
 const task = createRoute({
-  getParentRoute: () => inside,
+  getParentRoute: () => signedIn,
   path: "/tasks/$taskId",
-  validateSearch: workSearch,
+  validateSearch: parseWorkSearch,
   component: lazyRouteComponent(() => import("./features/tasks/page"), "TaskPage"),
 });
 
 const sessions = createRoute({
-  getParentRoute: () => inside,
+  getParentRoute: () => signedIn,
   path: "/sessions",
   validateSearch: (search): SessionsSearch => ({
-    project: text(search.project),
+    project: parseText(search.project),
     archived: search.archived === true || undefined,
     new: search.new === true || undefined,
   }),
   component: lazyRouteComponent(() => import("./features/sessions/page"), "SessionsPage"),
 });
 const session = createRoute({
-  getParentRoute: () => inside,
+  getParentRoute: () => signedIn,
   path: "/sessions/$sessionId",
-  validateSearch: workSearch,
+  validateSearch: parseWorkSearch,
   component: lazyRouteComponent(() => import("./features/sessions/session-page"), "SessionPage"),
 });
 
 const sandboxes = createRoute({
-  getParentRoute: () => inside,
+  getParentRoute: () => signedIn,
   path: "/sandboxes",
-  validateSearch: (search): SandboxesSearch => ({ status: text(search.status), all: search.all === true || undefined }),
+  validateSearch: (search): SandboxesSearch => ({
+    status: parseText(search.status),
+    all: search.all === true || undefined,
+  }),
   component: lazyRouteComponent(() => import("./features/sandboxes/page"), "SandboxesPage"),
 });
 const sandbox = createRoute({
-  getParentRoute: () => inside,
+  getParentRoute: () => signedIn,
   path: "/sandboxes/$sandboxId",
-  validateSearch: workSearch,
+  validateSearch: parseWorkSearch,
   component: lazyRouteComponent(() => import("./features/sandboxes/sandbox-page"), "SandboxPage"),
 });
 
-const tabSearch = (search: Record<string, unknown>): TabSearch => ({
-  tab: text(search.tab),
+const parseTabSearch = (search: Record<string, unknown>): TabSearch => ({
+  tab: parseText(search.tab),
   from: search.from === "welcome" ? "welcome" : undefined,
 });
 
 const projectList = createRoute({
-  getParentRoute: () => inside,
+  getParentRoute: () => signedIn,
   path: "/projects",
   validateSearch: (search): ProjectsSearch => ({ archived: search.archived === true || undefined }),
   component: lazyRouteComponent(() => import("./features/projects/page"), "ProjectsPage"),
 });
 const projectPage = createRoute({
-  getParentRoute: () => inside,
+  getParentRoute: () => signedIn,
   path: "/projects/$projectId",
-  validateSearch: tabSearch,
+  validateSearch: parseTabSearch,
   component: lazyRouteComponent(() => import("./features/projects/project-page"), "ProjectPage"),
 });
 const agents = createRoute({
-  getParentRoute: () => inside,
+  getParentRoute: () => signedIn,
   path: "/agents",
-  validateSearch: tabSearch,
+  validateSearch: parseTabSearch,
   component: lazyRouteComponent(() => import("./features/agents/page"), "AgentsPage"),
 });
 
 const schedules = createRoute({
-  getParentRoute: () => inside,
+  getParentRoute: () => signedIn,
   path: "/schedules",
-  validateSearch: (search): SchedulesSearch => ({ project: text(search.project) }),
+  validateSearch: (search): SchedulesSearch => ({ project: parseText(search.project) }),
   component: lazyRouteComponent(() => import("./features/schedules/page"), "SchedulesPage"),
 });
 
 const usage = createRoute({
-  getParentRoute: () => inside,
+  getParentRoute: () => signedIn,
   path: "/usage",
   validateSearch: (search): UsageSearch => ({
-    project: text(search.project),
+    project: parseText(search.project),
     days: typeof search.days === "number" ? search.days : undefined,
     show: search.show === "tokens" ? "tokens" : undefined,
   }),
@@ -183,32 +186,32 @@ const usage = createRoute({
 });
 
 const audit = createRoute({
-  getParentRoute: () => inside,
+  getParentRoute: () => signedIn,
   path: "/audit",
   validateSearch: (search): AuditSearch => ({
-    user: text(search.user),
-    action: text(search.action),
-    target: text(search.target),
+    user: parseText(search.user),
+    action: parseText(search.action),
+    target: parseText(search.target),
   }),
   component: lazyRouteComponent(() => import("./features/audit/page"), "AuditPage"),
 });
 const settings = createRoute({
-  getParentRoute: () => inside,
+  getParentRoute: () => signedIn,
   path: "/settings",
-  validateSearch: tabSearch,
+  validateSearch: parseTabSearch,
   component: lazyRouteComponent(() => import("./features/settings/page"), "SettingsPage"),
 });
 
 const help = createRoute({
-  getParentRoute: () => inside,
+  getParentRoute: () => signedIn,
   path: "/help",
-  validateSearch: tabSearch,
+  validateSearch: parseTabSearch,
   component: lazyRouteComponent(() => import("./features/help/page"), "HelpPage"),
 });
 
 const tree = root.addChildren([
   signIn,
-  inside.addChildren([
+  signedIn.addChildren([
     home, welcome, board, task, sessions, session, sandboxes, sandbox, projectList, projectPage, agents, schedules, usage, audit, settings,
     help,
   ]), // biome-ignore format: a list of names

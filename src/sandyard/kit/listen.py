@@ -66,13 +66,9 @@ def free_port(host: str = "127.0.0.1") -> int:
         first = int(EPHEMERAL_RANGE_FILE.read_text().split()[0])
     except OSError:
         first = 0
-    for port in (
-        *(
-            secrets.randbelow(PORT_RANGE) + first - PORT_RANGE
-            for _ in range(PORT_TRIES if first > 2 * PORT_RANGE else 0)
-        ),
-        0,
-    ):
+    tries = PORT_TRIES if first > 2 * PORT_RANGE else 0
+    candidates = [first - PORT_RANGE + secrets.randbelow(PORT_RANGE) for _ in range(tries)]
+    for port in (*candidates, 0):  # 0: any port that the kernel chooses
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
             try:
@@ -114,7 +110,10 @@ def _read_lines(table: Path) -> list[str]:
 
 
 def _takes_local_connections(address: str) -> bool:
-    """`address`: as the kernel writes it, in words of 32 bits with the byte order of the machine."""
+    """Return whether a socket on this address takes connections to a loopback address.
+
+    `address`: as the kernel writes it, in words of 32 bits with the byte order of the machine.
+    """
     words = [bytes.fromhex(address[start : start + 8]) for start in range(0, len(address), 8)]
     parsed = ipaddress.ip_address(b"".join(word[::-1] if sys.byteorder == "little" else word for word in words))
     if isinstance(parsed, ipaddress.IPv6Address):

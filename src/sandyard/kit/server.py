@@ -88,21 +88,21 @@ class BoundedProtocol(HttpToolsProtocol):
     waits for others (`pacing`)."""
 
     authenticated = False
-    handshake: Handshake | None = None  # of TLS, which was counted as a connection
+    handshake: Handshake | None = None  # counted as a connection until this protocol takes over
     _unread: connections.UnreadWatch
     _paced_input: PacedInput
     _parts = 0  # chunks, headers and requests so far
     _running: RequestResponseCycle | None = None  # the request being answered; `cycle` is the one being received
-    _waiting_bytes = 0  # of pipelined requests
-    _overhead = 0
-    _progress = False
+    _waiting_bytes = 0  # size of the pipelined requests that wait
+    _overhead = 0  # bytes since a head or part of a body was completed
+    _progress = False  # whether the piece being parsed completes one
     _in_head = False
     _head_timer: asyncio.TimerHandle | None = None
     _body_timer: asyncio.TimerHandle | None = None
     _in_body = False
     _body_bytes = 0  # since the timer was set
-    _body_held_up = False  # by the application, since the timer was set
-    _slow_scope: object = None  # of the request whose body may be slow
+    _body_held_up = False  # whether the application stopped reading since the timer was set
+    _slow_scope: object = None  # the scope of the request whose body may be slow
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # same as in uvicorn
         super().connection_made(transport)
@@ -141,6 +141,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 cycle.message_event.set()
 
     def can_be_dropped(self) -> bool:
+        """Return whether nobody loses anything: no headers of an authenticated client are arriving and no response is unsent."""
         return not (self.authenticated and self._in_head) and not self.transport.get_write_buffer_size()
 
     def drop(self) -> None:
@@ -192,10 +193,10 @@ class BoundedProtocol(HttpToolsProtocol):
         answering = cycle.response_started and not cycle.response_complete
         if self._slow_scope is self.scope:
             enough = self._body_bytes > 0 or seconds < STREAM_SILENCE_SECONDS
-            late = f"No part of the request's body arrived for {seconds:.0f} seconds."
+            message = f"No part of the request's body arrived for {seconds:.0f} seconds."
         else:
             enough = self._body_bytes >= BODY_BYTES_PER_SECOND * seconds
-            late = f"The request's body arrives too slowly: send at least {BODY_BYTES_PER_SECOND} bytes a second."
+            message = f"The request's body arrives too slowly: send at least {BODY_BYTES_PER_SECOND} bytes a second."
         held_up = self._body_held_up or self._paced_input.busy
         if enough or answering or held_up or cycle.waiting_for_100_continue:
             self._start_body_timer()
@@ -204,7 +205,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if cycle.response_complete:
             self.transport.close()
             return
-        self.refuse(408, late)
+        self.refuse(408, message)
 
     def _finish_body(self) -> None:
         self._in_body = False
@@ -300,9 +301,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         if self._waiting:
             self._waiting_bytes -= self._waiting.popleft()
-        done = not self.pipeline
+        is_last = not self.pipeline
         super().on_response_complete()
-        if done:
+        if is_last:
             connections.CONNECTIONS.mark_idle(self)
         if self.transport.get_write_buffer_size():
             self._unread.start()  # this may be the last write
@@ -337,7 +338,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if answering:
             self.close()
             return
-        kind, content = self.problem(status, message)
+        kind, content = self.make_problem(status, message)
         body = json.dumps(content).encode()
         head = b"content-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n" % (kind, len(body))
         if status == 503:
@@ -345,6 +346,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.write(STATUS_LINE[status] + head + b"\r\n" + body)
         self.close()
 
-    def problem(self, status: int, message: str) -> tuple[bytes, dict[str, object]]:
+    def make_problem(self, status: int, message: str) -> tuple[bytes, dict[str, object]]:
         """Return the content type and JSON body of an error."""
         return b"application/json", {"code": status, "message": message}

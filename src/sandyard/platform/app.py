@@ -111,7 +111,7 @@ class Ready:
 
 
 class PlatformProtocol(BoundedProtocol):
-    def problem(self, status: int, message: str) -> tuple[bytes, dict[str, object]]:
+    def make_problem(self, status: int, message: str) -> tuple[bytes, dict[str, object]]:
         code = "unavailable" if status == 503 else "bad_request"
         return b"application/problem+json", {"status": status, "code": code, "detail": message}
 

@@ -22,9 +22,9 @@ def test_ids_are_completed_from_the_server(
 
     assert sandbox in complete("sandbox", "exec", "sbx")
     assert f"{sandbox}:" in complete("sandbox", "cp", "sb")
-    made = run_json(installation, "session", "create")["id"]
-    assert made in complete("session", "show", "ses")
-    assert made in complete("sandbox", "exec", "ses"), "the id of a session stands for its sandbox"
+    session = run_json(installation, "session", "create")["id"]
+    assert session in complete("session", "show", "ses")
+    assert session in complete("sandbox", "exec", "ses"), "a session id is accepted in place of its sandbox's"
     assert complete("sandbox", "exec", "sbx_nothing") == []
 
 
@@ -87,10 +87,10 @@ def test_completion_without_a_server_is_empty(monkeypatch: pytest.MonkeyPatch, c
 
 
 @pytest.mark.parametrize(
-    "answer", [Reply(500, b"oops"), Reply(200, b"oops"), Reply(200, []), Reply(200, {"items": [{}]})]
+    "reply", [Reply(500, b"oops"), Reply(200, b"oops"), Reply(200, []), Reply(200, {"items": [{}]})]
 )
-def test_an_unexpected_response_completes_nothing(server: Server, answer: Reply) -> None:
-    server.on("GET", "/sandboxes", answer)
+def test_an_unexpected_response_completes_nothing(server: Server, reply: Reply) -> None:
+    server.on("GET", "/sandboxes", reply)
     assert complete("sandbox", "pause", "") == []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.kit.age import PrivateKey
-from tests.unit.kit.test_age import CHUNK, decrypt, encrypt
+from tests.harness.age import CHUNK, decrypt, encrypt
 
 
 @pytest.mark.skipif(shutil.which("age") is None, reason="the program age is not installed")

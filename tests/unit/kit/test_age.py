@@ -17,34 +17,20 @@ import pytest
 
 from sandyard.kit.age import (
     AgeError,
-    DecryptingReader,
     EncryptingWriter,
     Identity,
     NoMatchError,
     Passphrase,
     PrivateKey,
     PublicKey,
-    Recipient,
     is_encrypted,
 )
 from sandyard.kit.errors import InvalidInputError
 from sandyard.kit.secret import Secret
+from tests.harness.age import CHUNK, decrypt, encrypt
 
 VECTORS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("age_vectors.json").read_text())
-CHUNK = 64 * 1024
 FAST = 10
-
-
-def encrypt(data: bytes, *recipients: Recipient, piece: int = 50_000) -> bytes:
-    target = io.BytesIO()
-    with EncryptingWriter(target, recipients) as writer:
-        for at in range(0, len(data), piece):
-            writer.write(data[at : at + piece])
-    return target.getvalue()
-
-
-def decrypt(data: bytes, *identities: Identity) -> bytes:
-    return io.BufferedReader(DecryptingReader(io.BytesIO(data), identities)).read()
 
 
 @pytest.mark.parametrize("name", VECTORS)

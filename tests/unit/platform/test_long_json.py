@@ -7,7 +7,7 @@ import json
 from sandyard.platform.domain.forge.github_connection import CachedResponse, parse_response
 from sandyard.platform.domain.models.apis import ModelRequest
 from sandyard.platform.domain.models.model import ModelApi, Tokens
-from sandyard.platform.domain.models.request_body import parse_body
+from sandyard.platform.domain.models.request_body import ParsedBody, parse_body
 from sandyard.platform.domain.models.token_counter import TokenCounter
 
 CODE = 'values = [{"a": 1, "b": [2, 3]}, {"c": "\\""}]\n' * 30_000  # 210,000 commas and brackets
@@ -18,10 +18,8 @@ def test_accepts_request_with_long_context() -> None:
     long = [{"role": "user", "content": [{"type": "text", "text": CODE}, image]}]
     short = [{"role": "assistant", "content": [{"type": "text", "text": "Yes."}]}] * 5_000
     body = json.dumps({"model": "m", "messages": [*long, *short]}).encode()
-    assert parse_body(body, ModelRequest("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT) == (
-        "m",
-        body,
-        [],
+    assert parse_body(body, ModelRequest("/v1/chat/completions", "", counted=True), ModelApi.OPENAI_CHAT) == ParsedBody(
+        "m", body, []
     )
 
 

@@ -63,9 +63,7 @@ class World:
 
     async def create_person(self, name: str, role: str = "member", password: str | None = None) -> Person:
         """Create a user with a token, as the first administrator."""
-        user = await self.users.create(ROOT, name, role, password)
-        issued = await self.users.create_token(Principal(user.id, name, role, "test"), "test")
-        return Person(Principal(user.id, name, role, f"token:{issued.id}"), issued.value.reveal())
+        return await create_person(self.users, name, role, password)
 
     async def list_events(self) -> list[Event]:
         async with self.database.reading() as session:
@@ -86,6 +84,13 @@ class Person:
 
 
 ROOT = Principal("usr_root", "root", "admin", "test")
+
+
+async def create_person(users: Users, name: str, role: str = "member", password: str | None = None) -> Person:
+    """Create a user with a token, as the first administrator."""
+    user = await users.create(ROOT, name, role, password)
+    issued = await users.create_token(Principal(user.id, name, role, "test"), "test")
+    return Person(Principal(user.id, name, role, f"token:{issued.id}"), issued.value.reveal())
 
 
 @contextlib.asynccontextmanager

@@ -50,7 +50,7 @@ def bridge_parameters(url: str, token: str) -> mcp.StdioServerParameters:
     )
 
 
-def test_it_prints_the_configuration_for_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mcp_prints_the_configuration_for_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SANDYARD_URL", "https://yard.example.org")
     monkeypatch.setenv("SANDYARD_TOKEN", "sy_secret")
     shown = CliRunner().invoke(cli, ["mcp", "-o", "table"])

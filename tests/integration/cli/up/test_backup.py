@@ -21,7 +21,7 @@ from sandyard.kit.vault import Vault
 from tests.harness.platform import ok, until
 from tests.harness.postgres import Server
 from tests.harness.up import Installation, run_json
-from tests.integration.cli.git.test_story import Upstream
+from tests.harness.upstream_repository import Upstream
 
 pytestmark = pytest.mark.timeout(400)
 TASK = "Count further\nappend a.txt: four\nsay: counted"

@@ -3,94 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from sandyard.platform.api.app import build
 from sandyard.platform.app import ROUTERS
 from sandyard.platform.domain.audit.service import AuditQuery
 from sandyard.platform.domain.paging import PageRequest
-from sandyard.platform.domain.users.model import Principal
+from tests.integration.platform.api.git_api import GitApi, git
 from tests.integration.platform.domain.sandboxes.platform_harness import PlatformHarness
 from tests.unit.platform.world import ROOT, Person, client
-
-GIT = ["git", "-c", "user.name=Maria", "-c", "user.email=maria@example.org", "-c", "init.defaultBranch=main"]
-
-
-@dataclass
-class GitApi:
-    """The API client of a user with a sandbox of a project, whose repository is a folder of the test."""
-
-    platform: PlatformHarness
-    web: httpx.AsyncClient
-    origin: Path
-    project: str
-    sandbox: str
-    session: str
-
-    async def post(self, verb: str, *, wait: float = 60, **body: Any) -> httpx.Response:
-        body = {"sandboxId": self.sandbox, **body}
-        return await self.web.post(f"/api/v1/git/{verb}", params={"wait": wait}, json=body, timeout=90)
-
-    async def complete(self, verb: str, **body: Any) -> dict[str, Any]:
-        response = await self.post(verb, **body)
-        assert response.status_code == 200, response.text
-        view: dict[str, Any] = response.json()
-        assert (view["status"], view["kind"], view["sandboxId"]) == ("completed", verb, self.sandbox)
-        assert response.headers["location"] == f"/api/v1/git/operations/{view['id']}"
-        return view
-
-    async def get(self, path: str, /, **query: Any) -> dict[str, Any]:
-        response = await self.web.get(f"/api/v1/{path}", params=query, timeout=60)
-        assert response.status_code == 200, response.text
-        body: dict[str, Any] = response.json()
-        return body
-
-    async def write(self, path: str, text: str) -> None:
-        response = await self.web.put(
-            f"/api/v1/sandboxes/{self.sandbox}/files", params={"path": f"/home/user/workspace/{path}"}, content=text
-        )
-        assert response.status_code == 200, response.text
-
-    def commit_upstream(self, path: str, text: str) -> None:
-        """Commit to main on the remote as somebody else."""
-        clone = self.origin.parent / "colleague"
-        if not clone.exists():
-            git("clone", "-q", str(self.origin), str(clone))
-        git("pull", "-q", cwd=clone)
-        (clone / path).write_text(text)
-        git("add", ".", cwd=clone)
-        git("commit", "-q", "-m", f"fix: {path}", cwd=clone)
-        git("push", "-q", cwd=clone)
-
-
-def git(*arguments: str, cwd: Path | None = None) -> str:
-    return subprocess.run([*GIT, *arguments], cwd=cwd, check=True, capture_output=True, text=True).stdout
-
-
-@pytest.fixture
-async def git_api(platform: PlatformHarness, tmp_path: Path) -> AsyncIterator[GitApi]:
-    seed, origin = tmp_path / "seed", tmp_path / "website.git"
-    git("init", "-q", str(seed))
-    (seed / "README.md").write_text("Hello\n")
-    git("add", ".", cwd=seed)
-    git("commit", "-q", "-m", "feat: begin", cwd=seed)
-    git("clone", "-q", "--bare", str(seed), str(origin))
-    services = platform.services
-    token = await services.users.create_token(platform.owner, "test")
-    person = Person(Principal(platform.owner.user_id, "owner", "member", "test"), token.value.reveal())
-    async with client(build(services, ROUTERS), person) as web:
-        project = (await web.post("/api/v1/projects", json={"name": "website"})).json()["id"]
-        session = (await web.post("/api/v1/sessions", json={"projectId": project})).json()
-        await services.users.update(ROOT, platform.owner.user_id, role="admin")  # others may not use a path
-        await services.projects.update(ROOT, project, repository=str(origin))
-        yield GitApi(platform, web, origin, project, session["sandboxId"], session["id"])
 
 
 @pytest.mark.slow  # tests/acceptance/test_git.py covers the way from a URL to a merge

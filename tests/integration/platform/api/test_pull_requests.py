@@ -20,10 +20,8 @@ from sandyard.platform.domain.services import Services
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 from tests.harness.databases import with_schema
-from tests.integration.platform.api.test_git import GitApi, git_api
+from tests.integration.platform.api.git_api import GitApi
 from tests.unit.platform.world import ROOT, Person, client
-
-__all__ = ["git_api"]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Limits for the unread answers of one user."""
+"""Limits on the responses that one user does not read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.platform.world import Person, World, client
 BODY = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"end"
 
 
-def app_of(world: World) -> FastAPI:
+def build_app(world: World) -> FastAPI:
     router = api_router("test")
 
     @router.get("/large", name="test.large", dependencies=[large_response()])
@@ -46,11 +46,11 @@ def app_of(world: World) -> FastAPI:
     return world.app(router)
 
 
-class Silent:
-    """A client that sends a request, reads one piece of the answer, and nothing more until `read` is set."""
+class SlowReader:
+    """A client that sends a request, reads one piece of the response, and nothing more until `may_read` is set."""
 
     def __init__(self, app: FastAPI, person: Person, method: str = "GET", path: str = "/api/v1/large") -> None:
-        self.read = asyncio.Event()
+        self.may_read = asyncio.Event()
         self.blocked = asyncio.Event()
         self.status = 0
         self.pieces: list[int] = []
@@ -72,26 +72,26 @@ class Silent:
         self.pieces.append(len(message["body"]))
         if self.status == 200:
             self.blocked.set()
-            await self.read.wait()
+            await self.may_read.wait()
 
 
 async def test_sends_large_body_in_pieces(world: World) -> None:
-    app, maria = app_of(world), await world.create_person("maria")
-    silent = Silent(app, maria)
-    await silent.blocked.wait()
-    assert silent.pieces == [CHUNK_BYTES]
-    silent.read.set()
-    await silent.task
-    assert silent.pieces == [CHUNK_BYTES, CHUNK_BYTES, CHUNK_BYTES, 3]
+    app, maria = build_app(world), await world.create_person("maria")
+    reader = SlowReader(app, maria)
+    await reader.blocked.wait()
+    assert reader.pieces == [CHUNK_BYTES]
+    reader.may_read.set()
+    await reader.task
+    assert reader.pieces == [CHUNK_BYTES, CHUNK_BYTES, CHUNK_BYTES, 3]
     async with client(app, maria) as web:
         assert (await web.get("/api/v1/large")).content == BODY
 
 
 async def test_limits_unread_answers_per_user(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    app, maria, otto = app_of(world), await world.create_person("maria"), await world.create_person("otto")
-    silent = [Silent(app, maria) for _ in range(SLOTS)]
-    for item in silent:
-        await item.blocked.wait()
+    app, maria, otto = build_app(world), await world.create_person("maria"), await world.create_person("otto")
+    readers = [SlowReader(app, maria) for _ in range(SLOTS)]
+    for reader in readers:
+        await reader.blocked.wait()
     monkeypatch.setattr(large_responses, "WAIT_SECONDS", 0)
     async with client(app, maria) as web:
         refused = await web.get("/api/v1/large")
@@ -100,13 +100,13 @@ async def test_limits_unread_answers_per_user(world: World, monkeypatch: pytest.
         assert (await web.get("/api/v1/slow")).status_code == 200, "other routes have their own slots"
     async with client(app, otto) as web:
         assert (await web.get("/api/v1/large")).status_code == 200
-    silent[0].read.set()
-    await silent[0].task
+    readers[0].may_read.set()
+    await readers[0].task
     async with client(app, maria) as web:
         assert (await web.get("/api/v1/large")).status_code == 200
-    for item in silent:
-        item.read.set()
-        await item.task
+    for reader in readers:
+        reader.may_read.set()
+        await reader.task
 
 
 async def test_limits_requests_that_wait_for_servers_per_user(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,28 +123,28 @@ async def test_limits_requests_that_wait_for_servers_per_user(world: World, monk
         (refused, *_), waiting = await asyncio.wait(checks, return_when=asyncio.FIRST_COMPLETED)
         assert refused.result().status_code == 429 and "wait for other servers" in refused.result().json()["detail"]
         assert len(waiting) == SLOTS
-        of_otto = group.create_task(other.post("/api/v1/check"))
+        ottos_check = group.create_task(other.post("/api/v1/check"))
         assert (await web.get("/api/v1/me")).status_code == 200
         answer.set()
-        assert (await of_otto).is_success
+        assert (await ottos_check).is_success
     assert all(item.result().is_success for item in waiting)
 
 
 async def test_drops_finished_answer_without_slot(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """On any route, because the size is known only when the work is done."""
-    app, maria = app_of(world), await world.create_person("maria")
-    silent = [Silent(app, maria, "POST", "/api/v1/command") for _ in range(SLOTS)]
-    for item in silent:
-        await item.blocked.wait()
+    app, maria = build_app(world), await world.create_person("maria")
+    readers = [SlowReader(app, maria, "POST", "/api/v1/command") for _ in range(SLOTS)]
+    for reader in readers:
+        await reader.blocked.wait()
     monkeypatch.setattr(large_responses, "MAX_FINISHED_WAITING", 0)
     async with client(app, maria) as web:
         refused = await web.post("/api/v1/command")
         assert refused.status_code == 429 and refused.json()["detail"].startswith("The request was carried out, but")
         assert (await web.get("/api/v1/large")).status_code == 200, "other routes have their own slots"
         assert (await web.get("/api/v1/download")).content == BODY, "a streamed response is not held in memory"
-        for item in silent:
-            item.read.set()
-            await item.task
+        for reader in readers:
+            reader.may_read.set()
+            await reader.task
         assert (await web.post("/api/v1/command")).content == BODY
 
 

@@ -14,10 +14,9 @@ from sandyard.platform.app import ROUTERS, open_services
 from sandyard.platform.domain.services import Services
 from sandyard.platform.settings import PlatformSettings
 from tests.harness.databases import with_schema
-from tests.unit.platform.api.test_models import create_person
 from tests.unit.platform.domain.models import upstream as scripted
 from tests.unit.platform.domain.models.upstream import Reply, Seen
-from tests.unit.platform.world import client
+from tests.unit.platform.world import client, create_person
 
 KEY = "mcp-planted-8c1f0a97d2e64b35"
 
@@ -30,7 +29,7 @@ async def services(tmp_path: Path) -> AsyncIterator[Services]:
 
 @pytest.fixture
 async def admin(services: Services) -> AsyncIterator[httpx.AsyncClient]:
-    async with client(build(services, ROUTERS), await create_person(services, "admin", "admin")) as web:
+    async with client(build(services, ROUTERS), await create_person(services.users, "admin", "admin")) as web:
         yield web
 
 

@@ -17,12 +17,11 @@ from sandyard.platform.domain.agents.profiles import BUILT_IN
 from sandyard.platform.domain.models.model import NoModelError
 from sandyard.platform.domain.sandboxes.model import utc_now
 from sandyard.platform.domain.services import Services
-from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 from tests.harness.databases import with_schema
 from tests.unit.platform.domain.models import upstream as scripted
 from tests.unit.platform.domain.models.upstream import Reply, Seen
-from tests.unit.platform.world import ROOT, Person, client
+from tests.unit.platform.world import client, create_person
 
 KEY = "sk-planted-8c1f0a97d2e64b35"
 PROVIDERS = "/api/v1/model-providers"
@@ -34,15 +33,9 @@ async def services(tmp_path: Path) -> AsyncIterator[Services]:
         yield made
 
 
-async def create_person(services: Services, name: str, role: str = "member") -> Person:
-    user = await services.users.create(ROOT, name, role)
-    issued = await services.users.create_token(Principal(user.id, name, role, "test"), "test")
-    return Person(Principal(user.id, name, role, f"token:{issued.id}"), issued.value.reveal())
-
-
 @pytest.fixture
 async def admin(services: Services) -> AsyncIterator[httpx.AsyncClient]:
-    async with client(build(services, ROUTERS), await create_person(services, "admin", "admin")) as web:
+    async with client(build(services, ROUTERS), await create_person(services.users, "admin", "admin")) as web:
         yield web
 
 
@@ -101,7 +94,7 @@ async def test_preset_fills_in_missing_fields(admin: httpx.AsyncClient) -> None:
 
 
 async def test_which_agents_have_a_model(services: Services, admin: httpx.AsyncClient) -> None:
-    owner = await create_person(services, "owner")
+    owner = await create_person(services.users, "owner")
     project = await services.projects.create(owner.principal, "website")
 
     async def agents(web: httpx.AsyncClient) -> dict[str, tuple[bool, list[str]]]:
@@ -136,7 +129,7 @@ async def test_which_agents_have_a_model(services: Services, admin: httpx.AsyncC
         assert (found["claude"], found["codex"]) == ((True, []), (False, [project.id]))
         assert found["opencode"] == (True, [project.id])
         assert (await web.get("/api/v1/agents/codex")).json()["modelProjects"] == [project.id]
-    async with client(build(services, ROUTERS), await create_person(services, "stranger")) as web:
+    async with client(build(services, ROUTERS), await create_person(services.users, "stranger")) as web:
         assert (await agents(web))["codex"] == (False, [])
     with pytest.raises(NoModelError) as unknown:
         await services.models.require_model(project.id, BUILT_IN["claude"], "gpt-2")
@@ -213,7 +206,7 @@ async def test_stores_only_working_provider(admin: httpx.AsyncClient) -> None:
 
 async def test_usage(services: Services, admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "ITEMS_AT_ONCE", 1)
-    owner, stranger = await create_person(services, "owner"), await create_person(services, "stranger")
+    owner, stranger = await create_person(services.users, "owner"), await create_person(services.users, "stranger")
     project = await services.projects.create(owner.principal, "website")
     async with services.database.transaction() as tx:
         for number, (model, status, cost) in enumerate((("a", 200, 5), ("b", 200, None), ("b", 0, None))):

@@ -36,19 +36,19 @@ async def clients(world: World) -> AsyncIterator[ApiClients]:
         yield ApiClients(world, *[await stack.enter_async_context(client(app, person)) for person in people])
 
 
-async def me(web: httpx.AsyncClient) -> dict[str, Any]:
+async def get_me(web: httpx.AsyncClient) -> dict[str, Any]:
     answer = await web.get("/api/v1/me")
     assert answer.status_code == 200
     found: dict[str, Any] = answer.json()["user"]
     return found
 
 
-async def test_users(clients: ApiClients) -> None:
+async def test_administrators_create_change_and_disable_users(clients: ApiClients) -> None:
     answer = await clients.chief.post("/api/v1/users", json={"name": "eve", "password": PASSWORD})
     assert answer.status_code == 201
     eve = answer.json()
     assert eve["role"] == "member" and eve["createdAt"].endswith("Z") and "password" not in eve
-    assert eve["hasPassword"] and not (await me(clients.maria))["hasPassword"]
+    assert eve["hasPassword"] and not (await get_me(clients.maria))["hasPassword"]
     assert (await clients.chief.post("/api/v1/users", json={"name": "eve"})).json()["code"] == "name_taken"
     assert (await clients.chief.get(f"/api/v1/users/{eve['id']}")).json() == eve
     names = [user["name"] for user in await list_all(clients.chief, "/api/v1/users", limit=2)]
@@ -64,7 +64,7 @@ async def test_users(clients: ApiClients) -> None:
         assert (await web.get("/api/v1/me")).status_code == 401
         assert (await web.post("/api/v1/login", json=login)).status_code == 401
     assert (await clients.chief.get(f"/api/v1/users/{eve['id']}")).json()["disabledAt"]
-    last = await clients.chief.delete(f"/api/v1/users/{(await me(clients.chief))['id']}")
+    last = await clients.chief.delete(f"/api/v1/users/{(await get_me(clients.chief))['id']}")
     assert last.status_code == 409 and last.json()["code"] == "last_admin"
     assert (await clients.chief.get("/api/v1/users/usr_x")).status_code == 404
 
@@ -82,13 +82,13 @@ async def test_users(clients: ApiClients) -> None:
         {"name": "x" * 101},
     ],
 )
-async def test_bad_users(clients: ApiClients, body: dict[str, Any]) -> None:
+async def test_invalid_users_are_rejected(clients: ApiClients, body: dict[str, Any]) -> None:
     answer = await clients.chief.post("/api/v1/users", json=body)
     assert answer.status_code == 400 and answer.json()["errors"]
 
 
-async def test_members_and_users(clients: ApiClients) -> None:
-    maria, otto = await me(clients.maria), await me(clients.otto)
+async def test_members_see_only_themselves(clients: ApiClients) -> None:
+    maria, otto = await get_me(clients.maria), await get_me(clients.otto)
     assert (await clients.maria.get(f"/api/v1/users/{maria['id']}")).status_code == 200
     for call in (
         clients.maria.get("/api/v1/users"),
@@ -101,7 +101,7 @@ async def test_members_and_users(clients: ApiClients) -> None:
         assert (await call).status_code == 403
 
 
-async def test_change_own_password(clients: ApiClients) -> None:
+async def test_a_new_password_ends_other_logins(clients: ApiClients) -> None:
     app = clients.world.app()
     login = {"name": "maria", "password": PASSWORD}
     path, first = "/api/v1/me/password", {"password": PASSWORD}
@@ -139,14 +139,14 @@ async def test_an_expiring_token_sets_no_first_password(clients: ApiClients) -> 
         assert (await web.put("/api/v1/me/password", json=change)).status_code == 204
 
 
-async def test_tokens(clients: ApiClients) -> None:
+async def test_tokens_log_in_until_they_are_deleted(clients: ApiClients) -> None:
     made = await clients.maria.post("/api/v1/tokens", json={"name": "laptop", "expiresAt": "2099-01-01T00:00:00Z"})
     assert made.status_code == 201
     token = made.json()
     assert token["value"].startswith(token["hint"]) and token["expiresAt"] == "2099-01-01T00:00:00.000Z"
     async with client(clients.world.app()) as web:
         web.headers["Authorization"] = f"Bearer {token['value']}"
-        assert (await me(web))["name"] == "maria"
+        assert (await get_me(web))["name"] == "maria"
         listed = await list_all(clients.maria, "/api/v1/tokens", limit=1)
         assert [item["name"] for item in listed] == ["laptop", "test"] and all("value" not in item for item in listed)
         assert (await clients.otto.delete(f"/api/v1/tokens/{token['id']}")).status_code == 404
@@ -165,7 +165,7 @@ async def test_tokens(clients: ApiClients) -> None:
     "body",
     [{}, {"name": "maria"}, {"password": PASSWORD}, {"token": "x", "name": "maria"}, {"name": "m", "password": 1}],
 )
-async def test_bad_logins(clients: ApiClients, body: dict[str, Any]) -> None:
+async def test_malformed_logins_are_rejected(clients: ApiClients, body: dict[str, Any]) -> None:
     async with client(clients.world.app()) as web:
         answer = await web.post("/api/v1/login", json=body)
         assert answer.status_code == 400 and "hunter2" not in answer.text
@@ -179,7 +179,7 @@ async def test_rejected_body_is_not_echoed(clients: ApiClients) -> None:
     assert answer.status_code == 400 and "hunter2" not in answer.text
 
 
-async def test_projects(clients: ApiClients) -> None:
+async def test_projects_are_visible_to_their_members(clients: ApiClients) -> None:
     settings = {"commandPolicy": {"allow": [], "deny": ["\\bsudo\\b"]}, "idleSeconds": 60, "template": "node"}
     made = await clients.maria.post(
         "/api/v1/projects", json={"name": " website ", "repository": "git@example.org:w.git", "settings": settings}
@@ -205,7 +205,7 @@ async def test_projects(clients: ApiClients) -> None:
     assert {name: project["settings"][name] for name in settings} == settings
     assert (await clients.maria.get(path)).json() == project
     assert (await clients.otto.get(path)).status_code == 404
-    otto = await me(clients.otto)
+    otto = await get_me(clients.otto)
     assert (await clients.maria.put(f"{path}/members/{otto['id']}")).status_code == 204
     assert (await clients.otto.get(path)).json() == project
     assert (await clients.otto.patch(path, json={"name": "x"})).status_code == 403
@@ -234,7 +234,7 @@ async def test_projects(clients: ApiClients) -> None:
         ({"name": "x", "settings": {"color": 0}}, "settings.color"),
     ],
 )
-async def test_bad_projects(clients: ApiClients, body: dict[str, Any], field: str) -> None:
+async def test_invalid_projects_are_rejected(clients: ApiClients, body: dict[str, Any], field: str) -> None:
     answer = await clients.maria.post("/api/v1/projects", json=body)
     assert answer.status_code == 400 and answer.json()["errors"][0]["field"] == field, answer.text
 
@@ -256,7 +256,7 @@ async def test_reading_projects_compiles_no_pattern(clients: ApiClients, monkeyp
     assert compiled == []
 
 
-async def test_secrets(clients: ApiClients) -> None:
+async def test_secrets_are_never_returned(clients: ApiClients) -> None:
     project = (await clients.maria.post("/api/v1/projects", json={"name": "website"})).json()
     assert (await clients.maria.put("/api/v1/secrets/KEY", json={"value": "hunter2"})).status_code == 200
     shared = {"value": "hunter3", "projectId": project["id"]}
@@ -278,8 +278,8 @@ async def test_secrets(clients: ApiClients) -> None:
         assert "hunter" not in emitted and session is not None
 
 
-async def test_audit(clients: ApiClients) -> None:
-    maria = await me(clients.maria)
+async def test_audit_entries_are_filtered_and_exported(clients: ApiClients) -> None:
+    maria = await get_me(clients.maria)
     for number in range(3):
         await clients.maria.put(f"/api/v1/secrets/KEY{number}", json={"value": "hunter2"})
     found = list(await list_all(clients.chief, "/api/v1/audit", limit=2, action="secret.put"))
@@ -299,6 +299,6 @@ async def test_audit(clients: ApiClients) -> None:
     assert (await clients.chief.get("/api/v1/audit", params={"cursor": "x"})).status_code == 400
 
 
-async def test_pages_are_bounded(clients: ApiClients) -> None:
+async def test_invalid_page_requests_are_rejected(clients: ApiClients) -> None:
     for query in ("limit=0", "limit=201", "limit=x", "cursor=%20", "cursor="):
         assert (await clients.maria.get(f"/api/v1/tokens?{query}")).status_code == 400, query

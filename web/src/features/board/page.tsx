@@ -36,13 +36,13 @@ export function BoardPage() {
   const navigate = route.useNavigate();
   const { project = null, q = null, agent = null, show = null } = search;
   const filters = useMemo<BoardFilters>(() => ({ projectId: project, q, agent, show }), [project, q, agent, show]);
-  const known = useBoard(filters);
-  const view = useBoardView(known.data, search.project);
-  const create = useCallback(
+  const board = useBoard(filters);
+  const view = useBoardView(board.data, search.project);
+  const setCreating = useCallback(
     (open: boolean) => navigate({ search: (before) => ({ ...before, new: open || undefined }), replace: true }),
     [navigate],
   );
-  useShortcut("c", () => create(true));
+  useShortcut("c", () => setCreating(true));
   return (
     <div className="flex min-h-0 flex-1 flex-col">
       <div className="flex shrink-0 flex-wrap items-center gap-2 px-3 py-2.5 sm:flex-nowrap sm:px-4">
@@ -51,20 +51,20 @@ export function BoardPage() {
           <Filters view={view} />
         </div>
         <QueuePopover />
-        <Button look="primary" onClick={() => create(true)} aria-keyshortcuts="c" title="New task (c)">
+        <Button look="primary" onClick={() => setCreating(true)} aria-keyshortcuts="c" title="New task (c)">
           <Plus className="size-4" aria-hidden /> New task
         </Button>
       </div>
-      <Loaded query={known} loading={<LoadingBoard />}>
+      <Loaded query={board} loading={<LoadingBoard />}>
         {(data) =>
           data.items.length || isFiltered(filters) ? (
             <Board data={data} filters={filters} view={view} />
           ) : (
-            <EmptyBoard onCreate={() => create(true)} />
+            <EmptyBoard onCreate={() => setCreating(true)} />
           )
         }
       </Loaded>
-      <NewTaskDialog open={search.new === true} onOpenChange={create} projectId={search.project} />
+      <NewTaskDialog open={search.new === true} onOpenChange={setCreating} projectId={search.project} />
     </div>
   );
 }
@@ -80,41 +80,41 @@ function Board({
 }) {
   const search = route.useSearch();
   const board = useRef<HTMLDivElement>(null);
-  const said = useRef<HTMLDivElement>(null);
+  const announcement = useRef<HTMLDivElement>(null);
   const focusRequest: FocusRequest = useRef(null);
   const [stored, setFolded] = useStored<Column[]>("board.folded", FOLDED);
   const folded = useMemo(() => COLUMN_ORDER.filter((column) => stored.includes(column)), [stored]);
   const navigate = useNavigate();
   const [menu, setMenu] = useState<OpenMenu | null>(null);
-  const [held, setHeld] = useState<Column | null>(null);
+  const [draggedFrom, setDraggedFrom] = useState<Column | null>(null);
 
   const loadCards = useLoadMoreCards(filters);
   const shown = useMemo(() => columnsOf(data.items), [data.items]);
   const byId = useMemo(() => new Map(data.items.map((card) => [card.id, card])), [data.items]);
-  const more = useCallback(
+  const loadMore = useCallback(
     (column: Column) => loadCards(column).catch(showError("Could not load more cards")),
     [loadCards],
   );
   const announce = useCallback((words: string) => {
-    if (said.current) said.current.textContent = words;
+    if (announcement.current) announcement.current.textContent = words;
   }, []);
   const { actions, dialog, setDialog, run } = useBoardActions(announce, focusRequest);
 
   const latest = useRef({ shown, byId, folded });
   latest.current = { shown, byId, folded };
-  const places = useRef(new Map<Column, (index: number) => void>());
+  const focusByColumn = useRef(new Map<Column, (index: number) => void>());
   const register = useCallback((column: Column, focus: ((index: number) => void) | null) => {
-    if (focus) places.current.set(column, focus);
-    else places.current.delete(column);
+    if (focus) focusByColumn.current.set(column, focus);
+    else focusByColumn.current.delete(column);
   }, []);
-  const find = useCallback((id: unknown) => latest.current.byId.get(id as string), []);
+  const findCard = useCallback((id: unknown) => latest.current.byId.get(id as string), []);
   const fold = useCallback(
     (column: Column, on: boolean) =>
-      setFolded(on ? [...latest.current.folded, column] : latest.current.folded.filter((text) => text !== column)),
+      setFolded(on ? [...latest.current.folded, column] : latest.current.folded.filter((other) => other !== column)),
     [setFolded],
   );
 
-  const value = useMemo<Actions>(() => {
+  const boardActions = useMemo<Actions>(() => {
     const handleKey = (task: TaskCard, event: KeyboardEvent) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey) return;
       const now = latest.current;
@@ -123,7 +123,7 @@ function Board({
         if (spot) {
           event.preventDefault();
           focusRequest.current = null;
-          places.current.get(spot.column)?.(spot.index);
+          focusByColumn.current.get(spot.column)?.(spot.index);
         }
         return;
       }
@@ -153,14 +153,14 @@ function Board({
     const scrolling = board.current ? new AutoScroll(board.current, "x") : undefined;
     return monitorForElements({
       canMonitor: ({ source }) => source.data.kind === "card",
-      onDragStart: ({ source }) => setHeld(find(source.data.id)?.status ?? null),
+      onDragStart: ({ source }) => setDraggedFrom(findCard(source.data.id)?.status ?? null),
       onDrag: ({ location }) => scrolling?.update(location.current.input.clientX, location.current.input.clientY),
       onDrop: () => {
         scrolling?.stop();
-        setHeld(null);
+        setDraggedFrom(null);
       },
     });
-  }, [find]);
+  }, [findCard]);
 
   const opened = useRef(false);
   useEffect(() => {
@@ -170,14 +170,14 @@ function Board({
     if (first && matchMedia(ONE_COLUMN).matches) showColumn(board.current, first);
   }, [data.items, view.asked, view.asksKnown]);
 
-  const only = search.project ?? (view.projects.size === 1 ? [...view.projects.keys()][0] : undefined);
-  const limits = (only && view.projects.get(only)?.settings.tasks?.wipLimits) || {};
+  const onlyProject = search.project ?? (view.projects.size === 1 ? [...view.projects.keys()][0] : undefined);
+  const limits = (onlyProject && view.projects.get(onlyProject)?.settings.tasks?.wipLimits) || {};
   return (
-    <ActionsContext value={value}>
+    <ActionsContext value={boardActions}>
       <ColumnPicker board={board} counts={data.counts} shown={shown} onPick={(column) => fold(column, false)} />
       <div
         ref={board}
-        className={`flex min-h-0 flex-1 gap-2.5 overflow-x-auto px-3 pb-3 sm:snap-none sm:px-4 ${held ? "" : "snap-x snap-mandatory"}`}
+        className={`flex min-h-0 flex-1 gap-2.5 overflow-x-auto px-3 pb-3 sm:snap-none sm:px-4 ${draggedFrom ? "" : "snap-x snap-mandatory"}`}
       >
         {COLUMN_ORDER.map((column) => (
           <BoardColumn
@@ -185,19 +185,21 @@ function Board({
             column={column}
             shown={shown[column]}
             count={data.counts[column]}
-            onMore={more}
+            onMore={loadMore}
             limit={limits[column as keyof typeof limits]}
             collapsed={folded.includes(column)}
             onCollapse={fold}
             view={view}
-            find={find}
-            rejectsDrop={held !== null && held !== column && !TARGET_COLUMNS[held].includes(column)}
+            find={findCard}
+            rejectsDrop={
+              draggedFrom !== null && draggedFrom !== column && !TARGET_COLUMNS[draggedFrom].includes(column)
+            }
             register={register}
             focusRequest={focusRequest}
           />
         ))}
       </div>
-      <div ref={said} aria-live="polite" className="sr-only" data-testid="announcements" />
+      <div ref={announcement} aria-live="polite" className="sr-only" data-testid="announcements" />
       <CardMenu shown={menu && { ...menu, task: byId.get(menu.task.id) ?? menu.task }} onClose={() => setMenu(null)} />
       <CardDialogs dialog={dialog} onClose={() => setDialog(null)} onMove={run} />
     </ActionsContext>

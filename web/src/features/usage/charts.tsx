@@ -33,7 +33,7 @@ export function DayBars({ title, days, series, format }: ChartProps) {
   const formatTotal = (day: number) =>
     format(
       totals[day] ?? 0,
-      series.some((sery) => sery.estimatedDays.has(day)),
+      series.some((line) => line.estimatedDays.has(day)),
     );
   const top = roundUp(Math.max(...totals));
   /** The day that Tab reaches and whose values are shown. */
@@ -118,12 +118,12 @@ export function DayBars({ title, days, series, format }: ChartProps) {
 
 function StackedBar({ dayIndex, series, top }: { dayIndex: number; series: Series[]; top: number }) {
   let below = 0;
-  return series.map((sery, index) => {
-    const height = ((sery.values[dayIndex] ?? 0) / top) * HEIGHT;
+  return series.map((line, index) => {
+    const height = ((line.values[dayIndex] ?? 0) / top) * HEIGHT;
     below += height;
     return height > 0 ? (
       <rect
-        key={sery.key}
+        key={line.key}
         x={dayIndex * 10 + 1.5}
         y={HEIGHT - below}
         width={7}
@@ -153,11 +153,11 @@ function Readout({
       <span className="font-medium tabular-nums">
         {dayName(day)}: {total}
       </span>
-      {series.map((sery, index) => (
-        <span key={sery.key} className="flex min-w-0 items-center gap-1.5 text-soft">
+      {series.map((line, index) => (
+        <span key={line.key} className="flex min-w-0 items-center gap-1.5 text-soft">
           <span className={clsx("size-2 shrink-0 rounded-sm", DOTS[index % MAX_SERIES])} aria-hidden />
-          <span className="truncate">{sery.key}</span>
-          <span className="tabular-nums">{format(sery.values[dayIndex] ?? 0, sery.estimatedDays.has(dayIndex))}</span>
+          <span className="truncate">{line.key}</span>
+          <span className="tabular-nums">{format(line.values[dayIndex] ?? 0, line.estimatedDays.has(dayIndex))}</span>
         </span>
       ))}
     </div>
@@ -177,9 +177,9 @@ function DayTable({ title, days, series, format }: ChartProps) {
               <th scope="col" className="px-2 py-1 text-left font-medium">
                 Day (UTC)
               </th>
-              {series.map((sery) => (
-                <th key={sery.key} scope="col" className="px-2 py-1 text-right font-medium">
-                  {sery.key}
+              {series.map((line) => (
+                <th key={line.key} scope="col" className="px-2 py-1 text-right font-medium">
+                  {line.key}
                 </th>
               ))}
             </tr>
@@ -190,9 +190,9 @@ function DayTable({ title, days, series, format }: ChartProps) {
                 <th scope="row" className="px-2 py-0.5 text-left font-normal">
                   {day}
                 </th>
-                {series.map((sery) => (
-                  <td key={sery.key} className="px-2 py-0.5 text-right">
-                    {format(sery.values[dayIndex] ?? 0, sery.estimatedDays.has(dayIndex))}
+                {series.map((line) => (
+                  <td key={line.key} className="px-2 py-0.5 text-right">
+                    {format(line.values[dayIndex] ?? 0, line.estimatedDays.has(dayIndex))}
                   </td>
                 ))}
               </tr>
@@ -204,8 +204,8 @@ function DayTable({ title, days, series, format }: ChartProps) {
   );
 }
 
-/** A table of totals, largest first. Its bars are decorative. */
-export function Shares({
+/** A table of totals with decorative bars. The caller sorts the rows. */
+export function TotalsTable({
   title,
   rows,
   format,

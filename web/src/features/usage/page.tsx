@@ -8,7 +8,7 @@ import { Select } from "@/ui/field";
 import { Page, Section } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
 import { Budgets } from "./budgets";
-import { DayBars, MAX_SERIES, Shares } from "./charts";
+import { DayBars, MAX_SERIES, TotalsTable } from "./charts";
 import { type DayUsage, daysUpTo, groupUsage, type Metric, sumUsage } from "./sums";
 
 const route = getRouteApi("/inside/usage");
@@ -133,10 +133,14 @@ function Charts({
       </Section>
       <div className="grid gap-x-5 md:grid-cols-2">
         <Section title="By model">
-          <Shares title="By model" rows={byModel.map((series) => ({ ...series, name: series.key }))} format={format} />
+          <TotalsTable
+            title="By model"
+            rows={byModel.map((series) => ({ ...series, name: series.key }))}
+            format={format}
+          />
         </Section>
         <Section title="By project">
-          <Shares
+          <TotalsTable
             title="By project"
             rows={byProject.map((series) => ({ ...series, name: series.key }))}
             format={format}

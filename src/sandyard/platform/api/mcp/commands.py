@@ -56,7 +56,7 @@ class ReadOutput(Input):
     output_limit: OutputLimit = 16 * 1024
 
 
-class OneCommand(Input):
+class CommandReference(Input):
     model_config = example(commandId="cmd_00mwhnkzc0a1b2c3d4e5")
 
     command_id: CommandId
@@ -126,7 +126,7 @@ async def read_output(call: Call, arguments: ReadOutput) -> CommandResult:
 
 
 @tools.add("kill_command", title="Kill a command", destroys=True, repeats=True)
-async def kill_command(call: Call, arguments: OneCommand) -> CommandResult:
+async def kill_command(call: Call, arguments: CommandReference) -> CommandResult:
     """Kill a running command. Does nothing if it has finished."""
     commands = call.services.commands
     command = await commands.kill(call.caller, arguments.command_id)

@@ -53,7 +53,7 @@ class CreateSandbox(Input):
     )
 
 
-class OneSandbox(Input):
+class SandboxReference(Input):
     model_config = example(sandboxId="sbx_00mwhnkzb5gfh26ygacc")
 
     sandbox_id: SandboxId
@@ -110,25 +110,25 @@ async def list_sandboxes(call: Call, arguments: ListSandboxes) -> SandboxList:
 
 
 @tools.add("get_sandbox", title="Get a sandbox", reads=True)
-async def get_sandbox(call: Call, arguments: OneSandbox) -> SandboxState:
+async def get_sandbox(call: Call, arguments: SandboxReference) -> SandboxState:
     """Get a sandbox's status, and why it failed. Does not resume it."""
     return SandboxState.from_row(await call.services.sandboxes.get_status(call.caller, arguments.sandbox_id))
 
 
 @tools.add("pause_sandbox", title="Pause a sandbox", repeats=True)
-async def pause_sandbox(call: Call, arguments: OneSandbox) -> SandboxState:
+async def pause_sandbox(call: Call, arguments: SandboxReference) -> SandboxState:
     """Pause all processes of a sandbox and keep its memory and files. Using the sandbox resumes it."""
     return SandboxState.from_row(await call.services.sandboxes.pause(call.caller, arguments.sandbox_id))
 
 
 @tools.add("resume_sandbox", title="Resume a sandbox", repeats=True)
-async def resume_sandbox(call: Call, arguments: OneSandbox) -> SandboxState:
+async def resume_sandbox(call: Call, arguments: SandboxReference) -> SandboxState:
     """Resume the processes of a paused sandbox."""
     return SandboxState.from_row(await call.services.sandboxes.resume(call.caller, arguments.sandbox_id))
 
 
 @tools.add("destroy_sandbox", title="Delete a sandbox", destroys=True, repeats=True)
-async def destroy_sandbox(call: Call, arguments: OneSandbox) -> Done:
+async def destroy_sandbox(call: Call, arguments: SandboxReference) -> Done:
     """Delete a sandbox and everything in it permanently. Read or push what you want to keep first."""
     await call.services.sandboxes.destroy_sandbox(call.caller, arguments.sandbox_id)
     return Done()

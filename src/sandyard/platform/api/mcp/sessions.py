@@ -41,7 +41,7 @@ class CreateSession(Input):
     envs: Envs
 
 
-class OneSession(Input):
+class SessionReference(Input):
     model_config = example(sessionId="ses_00mwhnkz2f0a9s8d7f6g")
 
     session_id: SessionId
@@ -108,13 +108,13 @@ async def list_sessions(call: Call, arguments: ListSessions) -> SessionList:
 
 
 @tools.add("get_session", title="Get a session", reads=True)
-async def get_session(call: Call, arguments: OneSession) -> SessionState:
+async def get_session(call: Call, arguments: SessionReference) -> SessionState:
     """Get a session and its sandbox. Does not resume it."""
     return SessionState.from_row(*await call.services.sessions.get_with_sandbox(call.caller, arguments.session_id))
 
 
 @tools.add("delete_session", title="Delete a session", destroys=True)
-async def delete_session(call: Call, arguments: OneSession) -> Done:
+async def delete_session(call: Call, arguments: SessionReference) -> Done:
     """Delete a session with its sandbox, transcript and checkpoints. Pushed branches are kept."""
     await call.services.sessions.delete(call.caller, arguments.session_id)
     return Done()

@@ -84,7 +84,7 @@ class TaskState(TaskSummary):
     hint: str = Field(description="The current state and what you can do next.")
 
 
-class TaskMoved(Model):
+class TaskStatusReport(Model):
     id: str
     project_id: str
     title: str
@@ -124,8 +124,8 @@ def describe_state(view: TaskView, asks: Sequence[AskState]) -> TaskState:
     )
 
 
-def describe_move(view: TaskView) -> TaskMoved:
-    return TaskMoved(
+def describe_status(view: TaskView) -> TaskStatusReport:
+    return TaskStatusReport(
         id=view.id,
         project_id=view.project_id,
         title=view.title,

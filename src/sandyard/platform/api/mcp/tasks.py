@@ -15,10 +15,10 @@ from sandyard.platform.api.mcp.event_wait import wait_for_events
 from sandyard.platform.api.mcp.task_states import (
     AttemptState,
     TaskList,
-    TaskMoved,
     TaskState,
-    describe_move,
+    TaskStatusReport,
     describe_state,
+    describe_status,
     is_at_rest,
     summarize,
 )
@@ -85,13 +85,13 @@ class CreateTask(Input):
     )
 
 
-class OneTask(Input):
+class TaskReference(Input):
     model_config = example(taskId=TASK)
 
     task_id: TaskId
 
 
-class RetryTask(OneTask):
+class RetryTask(TaskReference):
     model_config = example(taskId=TASK, message="Use the existing helper instead.")
 
     message: str | None = Field(
@@ -112,25 +112,25 @@ class ListTasks(Paged):
     )
 
 
-class WaitForTask(OneTask):
+class WaitForTask(TaskReference):
     model_config = example(taskId=TASK, waitSeconds=300)
 
     wait_seconds: Annotated[float, wait_field(300)]
 
 
-class SendFeedback(OneTask):
+class SendFeedback(TaskReference):
     model_config = example(taskId=TASK, feedback="The test does not cover names with spaces.")
 
     feedback: str = Field(min_length=1, max_length=MAX_FEEDBACK, description="The feedback for the agent.")
 
 
-class PickAttempt(OneTask):
+class PickAttempt(TaskReference):
     model_config = example(taskId=TASK, attempt=2)
 
     attempt: int = Field(ge=1, le=10_000, description="The number of the attempt.")
 
 
-class TaskDiff(OneTask):
+class TaskDiff(TaskReference):
     model_config = example(taskId=TASK, paths=["src/login.py"])
 
     attempt: Attempt = None
@@ -146,7 +146,7 @@ class TaskTranscript(Paged):
 
 
 @tools.add("create_task", title="Create a task", limit="create")
-async def create_task(call: Call, arguments: CreateTask) -> TaskMoved:
+async def create_task(call: Call, arguments: CreateTask) -> TaskStatusReport:
     """Create a task for a coding agent and start it.
 
     The agent works in its own sandbox on its own branch. The outcome is a pull request, a question, or a failure with its transcript. Call
@@ -171,11 +171,11 @@ async def create_task(call: Call, arguments: CreateTask) -> TaskMoved:
         start=arguments.start,
     )
     call.add_audit_detail(target=row.id)
-    return await _make_moved(call, row)
+    return await _get_status(call, row)
 
 
 @tools.add("get_task", title="Get a task", reads=True)
-async def get_task(call: Call, arguments: OneTask) -> TaskState:
+async def get_task(call: Call, arguments: TaskReference) -> TaskState:
     """Get a task's state: its attempts, open requests, pull request, and what you can do next."""
     return await _get_state(call, await call.services.tasks.get(call.caller, arguments.task_id))
 
@@ -212,13 +212,13 @@ async def wait_for_task(call: Call, arguments: WaitForTask) -> TaskState:
 
 
 @tools.add("start_task", title="Start a task", limit="execute")
-async def start_task(call: Call, arguments: OneTask) -> TaskMoved:
+async def start_task(call: Call, arguments: TaskReference) -> TaskStatusReport:
     """Start a task that is in the backlog."""
-    return await _make_moved(call, await call.services.tasks.move(call.caller, arguments.task_id, Column.IN_PROGRESS))
+    return await _get_status(call, await call.services.tasks.move(call.caller, arguments.task_id, Column.IN_PROGRESS))
 
 
 @tools.add("send_feedback", title="Request changes", limit="execute")
-async def send_feedback(call: Call, arguments: SendFeedback) -> TaskMoved:
+async def send_feedback(call: Call, arguments: SendFeedback) -> TaskStatusReport:
     """Send a task that is in review back to its agent with feedback.
 
     The feedback becomes the agent's next prompt, and new commits go to the same pull request.
@@ -226,28 +226,28 @@ async def send_feedback(call: Call, arguments: SendFeedback) -> TaskMoved:
     row = await call.services.tasks.move(
         call.caller, arguments.task_id, Column.IN_PROGRESS, feedback=arguments.feedback
     )
-    return await _make_moved(call, row)
+    return await _get_status(call, row)
 
 
 @tools.add("stop_task", title="Stop a task", limit="execute", destroys=True, repeats=True)
-async def stop_task(call: Call, arguments: OneTask) -> TaskMoved:
+async def stop_task(call: Call, arguments: TaskReference) -> TaskStatusReport:
     """Stop a task and its attempts. Its branch and transcript are kept; retry_task continues it."""
-    return await _make_moved(call, await call.services.tasks.stop(call.caller, arguments.task_id))
+    return await _get_status(call, await call.services.tasks.stop(call.caller, arguments.task_id))
 
 
 @tools.add("retry_task", title="Retry a task", limit="execute")
-async def retry_task(call: Call, arguments: RetryTask) -> TaskMoved:
+async def retry_task(call: Call, arguments: RetryTask) -> TaskStatusReport:
     """Retry a task that failed or was stopped, from its existing work. A task that is done starts over."""
-    return await _make_moved(
+    return await _get_status(
         call, await call.services.tasks.retry(call.caller, arguments.task_id, message=arguments.message)
     )
 
 
 @tools.add("pick_attempt", title="Pick an attempt", limit="execute")
-async def pick_attempt(call: Call, arguments: PickAttempt) -> TaskMoved:
+async def pick_attempt(call: Call, arguments: PickAttempt) -> TaskStatusReport:
     """Choose which attempt at a task becomes the pull request. The others are archived."""
     await call.services.attempts.pick(call.caller, arguments.task_id, str(arguments.attempt))
-    return await _make_moved(call, await call.services.tasks.get(call.caller, arguments.task_id))
+    return await _get_status(call, await call.services.tasks.get(call.caller, arguments.task_id))
 
 
 @tools.add("task_diff", title="Show a task's changes", reads=True)
@@ -284,8 +284,8 @@ async def _get_state(call: Call, row: models.Task) -> TaskState:
     return describe_state(view, [] if is_at_rest(view) else await list_pending(call, task_id=row.id))
 
 
-async def _make_moved(call: Call, row: models.Task) -> TaskMoved:
-    return describe_move(TaskView.from_card(await call.services.tasks.cards.get_card(row)))
+async def _get_status(call: Call, row: models.Task) -> TaskStatusReport:
+    return describe_status(TaskView.from_card(await call.services.tasks.cards.get_card(row)))
 
 
 async def _get_attempt(call: Call, task_id: str, number: int | None) -> AttemptState:

@@ -1,7 +1,7 @@
 """Define a tool: a domain operation with a name, a description for models, and schemas of its arguments and result.
 
     @tools.add("pause_sandbox", title="Pause a sandbox", repeats=True)
-    async def pause_sandbox(call: Call, arguments: OneSandbox) -> SandboxView:
+    async def pause_sandbox(call: Call, arguments: SandboxReference) -> SandboxView:
         \"\"\"What the model reads.\"\"\"
 
 A tool calls the same services as a route does, as the same user. Nothing here depends on the protocol.

@@ -45,13 +45,13 @@ class PromptSession(Input):
     wait_seconds: Annotated[float, wait_field(120)]
 
 
-class OneTurn(Input):
+class TurnReference(Input):
     model_config = example(turnId="trn_00mwhnkzc0a1b2c3d4e5")
 
     turn_id: TurnId
 
 
-class WaitForTurn(OneTurn):
+class WaitForTurn(TurnReference):
     model_config = example(turnId="trn_00mwhnkzc0a1b2c3d4e5", waitSeconds=300)
 
     wait_seconds: Annotated[float, wait_field(120)]
@@ -79,7 +79,7 @@ class TurnState(Model):
     said: Transcript = Field(description="The messages of the turn so far, newest first.")
 
 
-class TurnMoved(Model):
+class TurnStatusReport(Model):
     turn_id: str
     session_id: str
     status: TurnStatus
@@ -110,13 +110,13 @@ async def wait_for_turn(call: Call, arguments: WaitForTurn) -> TurnState:
 
 
 @tools.add("cancel_turn", title="Stop an agent", repeats=True)
-async def cancel_turn(call: Call, arguments: OneTurn) -> TurnMoved:
+async def cancel_turn(call: Call, arguments: TurnReference) -> TurnStatusReport:
     """Cancel a turn. What the agent has done so far is kept.
 
     The agent is asked to stop, and killed if it does not. Use wait_for_turn to see when it has stopped.
     """
     turn = await call.services.turns.cancel(call.caller, arguments.turn_id)
-    return TurnMoved(turn_id=turn.id, session_id=turn.session_id, status=TurnStatus(turn.status))
+    return TurnStatusReport(turn_id=turn.id, session_id=turn.session_id, status=TurnStatus(turn.status))
 
 
 @tools.add("session_transcript", title="Read a session", reads=True)
@@ -137,10 +137,10 @@ async def _wait_for_turn(call: Call, turn: models.Turn, seconds: float) -> TurnS
         lambda turn_state: f"The turn is {turn_state.status}.",
         seconds,
     )
-    return await _make_state(call, turn)
+    return await _make_turn_state(call, turn)
 
 
-async def _make_state(call: Call, turn: models.Turn) -> TurnState:
+async def _make_turn_state(call: Call, turn: models.Turn) -> TurnState:
     rows = await call.services.sessions.list_messages(call.caller, turn.session_id, PageRequest(MAX_MESSAGES))
     asks = await list_pending(call, session_id=turn.session_id) if turn.status == TurnStatus.WAITING else []
     return TurnState(

@@ -63,7 +63,7 @@ class DiskRoom:
 
 @dataclass(frozen=True, slots=True)
 class DiskState:
-    """`engine_error`: why the engine's part is missing."""
+    """The disk use of the platform and the engine, largest first. `engine_error`: why the engine's part is missing."""
 
     entries: Sequence[DiskEntry]
     rooms: Sequence[DiskRoom]
@@ -71,7 +71,7 @@ class DiskState:
 
 
 class DiskKeeper:
-    """Reports the disk use and reduces it. `tidy` removes everything that is too old, as the platform also does regularly."""
+    """Reports the disk use, and frees disk space. `tidy`: the platform's regular removal of everything that is too old."""
 
     def __init__(
         self,
@@ -109,6 +109,7 @@ class DiskKeeper:
     async def _combine(
         self, entries: Sequence[DiskEntry], ask_engine: Callable[[], Awaitable[EngineDiskState]]
     ) -> DiskState:
+        """Add the engine's entries and room to the platform's. If the engine fails, its error is part of the result."""
         state, error = None, None
         try:
             state = await ask_engine()

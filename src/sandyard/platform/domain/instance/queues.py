@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
 from sqlalchemy import func, null, select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import InstrumentedAttribute
 
 from sandyard.platform.db.models import Ask, Attempt, Command, GitOperation, Preparation, Sandbox, Turn
 
@@ -26,22 +25,22 @@ class QueueName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """One kind of work. `waiting_since`: when the oldest waiting item was queued."""
+    """How many items of one kind of work wait and run. `waiting_since`: when the oldest waiting item was queued."""
 
     name: QueueName
     waiting: int
     running: int
     waiting_since: datetime | None = None
-    limit: int | None = None  # of what may run at once
+    limit: int | None = None  # how many may run at once
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The columns that hold a queue's work: the status column, the values that mean waiting and running, and since when it waits."""
+    """The columns that hold a queue's work: the status column, when an item was queued, and the statuses that mean waiting and running."""
 
     name: QueueName
-    status: Any
-    since: Any
+    status: InstrumentedAttribute[str]
+    since: InstrumentedAttribute[datetime] | InstrumentedAttribute[datetime | None] | None
     waiting: tuple[str, ...]
     running: tuple[str, ...]
 
@@ -71,12 +70,8 @@ async def _read_queue(session: AsyncSession, source: _Source, limit: int | None)
     since = [first for status, _, first in rows if status in source.waiting and first is not None]
     return Queue(
         source.name,
-        sum(_pick(counts, source.waiting)),
-        sum(_pick(counts, source.running)),
+        sum(counts.get(status, 0) for status in source.waiting),
+        sum(counts.get(status, 0) for status in source.running),
         min(since, default=None),
         limit,
     )
-
-
-def _pick(counts: dict[str, int], statuses: tuple[str, ...]) -> Iterator[int]:
-    return (counts.get(status, 0) for status in statuses)

@@ -27,7 +27,7 @@ MAX_URL, MAX_HEADERS, MAX_HEADER = 2000, 20, 4000
 NAME = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,38}[A-Za-z0-9])?"
 """No underscores: agents join the server's and the tool's names with underscores."""
 ENV_NAME = r"[A-Za-z_][A-Za-z0-9_]{0,199}"
-_HINT_LENGTH = 4  # characters of a header's value
+_HINT_LENGTH = 4  # how many characters of a header's value are shown
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 _RESERVED_HEADERS = frozenset(
@@ -142,7 +142,7 @@ def check_env(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_url(url: str) -> SplitResult:
-    """Validate and parse the URL of an MCP server. Raises InvalidInputError. Does not check where it leads."""
+    """Validate and parse the URL of an MCP server. Raises InvalidInputError. Does not check whether the platform may contact its host."""
     text = url.strip()
     if len(text) > MAX_URL or not text.isascii() or any(letter <= " " or letter == "\x7f" for letter in text):
         raise InvalidInputError(f"The URL must be ASCII without spaces, with at most {MAX_URL} characters.")
@@ -181,7 +181,7 @@ def make_hint(value: Secret) -> str:
 # configuration of agents ------------------------------------------------------------------------------------------------
 
 
-def make_entry(row: McpServer, gateway: str, capability: Secret | None) -> dict[str, Any]:
+def make_acp_entry(row: McpServer, gateway: str, capability: Secret | None) -> dict[str, Any]:
     """Return the server's entry for ACP. `gateway`: the URL of the platform's gateway inside the sandbox."""
     if row.type == ServerType.STDIO:
         env = [{"name": name, "value": value} for name, value in row.env.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -52,13 +53,13 @@ class Budgets:
         self._clock = clock
 
     async def check(self, session: Session) -> None:
-        """Check before a request. Raises OverBudgetError if the budget is used up."""
+        """Raise OverBudgetError if a budget is used up. Call this before a request."""
         for limit in await self._load_limits(session):
-            if (message := _describe_reached(limit, await self._get_totals(limit), inclusive=True)) is not None:
+            if (message := _describe_exceeded(limit, await self._get_totals(limit), inclusive=True)) is not None:
                 raise OverBudgetError(message)
 
     async def check_price(self, session: Session, model: str | None, provider: str) -> None:
-        """Check a model without a price. Raises PriceMissingError if a limit in dollars applies."""
+        """Raise PriceMissingError if a limit in dollars applies. Call this for a model without a price."""
         for limit in await self._load_limits(session):
             if limit.usd is not None:
                 raise PriceMissingError(
@@ -68,9 +69,9 @@ class Budgets:
                 )
 
     async def explain_exceeded(self, session: Session) -> str | None:
-        """Check after a request. Returns a sentence if more was spent than allowed."""
+        """Return an error message if more was spent than allowed, otherwise None. Call this after a request."""
         for limit in await self._load_limits(session):
-            if (message := _describe_reached(limit, await self._get_totals(limit), inclusive=False)) is not None:
+            if (message := _describe_exceeded(limit, await self._get_totals(limit), inclusive=False)) is not None:
                 return message
         return None
 
@@ -113,10 +114,12 @@ class Budgets:
         )
 
 
-def _describe_reached(limit: Limit, spent: UsageTotals, *, inclusive: bool) -> str | None:
+def _describe_exceeded(limit: Limit, spent: UsageTotals, *, inclusive: bool) -> str | None:
+    """Return an error message if more was spent than the limit, or, with `inclusive`, just as much. Otherwise None."""
+    is_exceeded = operator.ge if inclusive else operator.gt
     cost, advice = spent.cost_usd or 0.0, "Raise the budget to continue."
-    if limit.usd is not None and (cost > limit.usd or (inclusive and cost >= limit.usd)):
+    if limit.usd is not None and is_exceeded(cost, limit.usd):
         return f"{limit.subject} has used up its budget of {limit.usd:.2f} US dollars for models{limit.period}: {cost:.2f} spent. {advice}"
-    if limit.tokens is not None and (spent.tokens > limit.tokens or (inclusive and spent.tokens >= limit.tokens)):
+    if limit.tokens is not None and is_exceeded(spent.tokens, limit.tokens):
         return f"{limit.subject} has used up its budget of {limit.tokens} tokens for models{limit.period}: {spent.tokens} used. {advice}"
     return None

@@ -215,9 +215,10 @@ class Gateway:
             ) from None
         except InvalidBodyError as error:
             raise _RequestRejected(call.kind, error.status, error.code, str(error)) from None
-        model, body, used = parsed
-        if used and (
-            refused := list_refused_tools(used, call.provider.name, await self._list_allowed_tools(call.session))
+        if parsed.hosted_tools and (
+            refused := list_refused_tools(
+                parsed.hosted_tools, call.provider.name, await self._list_allowed_tools(call.session)
+            )
         ):
             log.info("hosted_tool_refused", session=call.session.id, provider=call.provider.id, tools=refused)
             raise _RequestRejected(
@@ -227,8 +228,8 @@ class Gateway:
                 f"This project does not allow these provider-side tools: {', '.join(refused)}. The project's owner can allow "
                 "them in its settings (agent.hostedTools).",
             )
-        call.request.body = body
-        return replace(call, model=model, size=len(body))
+        call.request.body = parsed.body
+        return replace(call, model=parsed.model, size=len(parsed.body))
 
     async def _list_allowed_tools(self, session: Session) -> Sequence[str]:
         async with self._database.reading() as reading:

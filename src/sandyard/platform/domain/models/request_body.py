@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sandyard.kit import bounded_json
@@ -22,12 +23,12 @@ _PRICE_OPTIONS: Mapping[str, frozenset[str]] = {
 """Options that can raise the price of a request above the configured one, with the values that do not."""
 
 
-def _fold(names: Iterable[str]) -> Mapping[str, str]:
-    """Return the names by their form without case."""
+def _index_by_casefold(names: Iterable[str]) -> Mapping[str, str]:
+    """Return the names, each by its casefolded form."""
     return {name.casefold(): name for name in names}
 
 
-_BODY_FIELDS = _fold(
+_BODY_FIELDS = _index_by_casefold(
     (
         *CHECKED_FIELDS,
         *_PRICE_OPTIONS,
@@ -35,10 +36,10 @@ _BODY_FIELDS = _fold(
         "tool_config stream stream_options background previous_response_id conversation generationConfig generation_config".split(),
     )
 )
-_TOOL_FIELDS = _fold(
+_TOOL_FIELDS = _index_by_casefold(
     "type name tools function custom definition environment container server_url connector_id tunnel_id".split()
 )
-_PART_FIELDS, _STREAM_FIELDS = _fold(("type",)), _fold(("include_usage",))
+_PART_FIELDS, _STREAM_FIELDS = _index_by_casefold(("type",)), _index_by_casefold(("include_usage",))
 
 
 class InvalidBodyError(Exception):
@@ -49,8 +50,17 @@ class InvalidBodyError(Exception):
         self.status, self.code = status, code
 
 
-def parse_body(body: bytes, target: ModelRequest, kind: ModelApi) -> tuple[str | None, bytes, list[str]]:
-    """Return the model, the body to send, and the provider-side tools.
+@dataclass(frozen=True, slots=True)
+class ParsedBody:
+    """A checked request. `body`: what to send to the provider. `hosted_tools`: the provider-side tools that it uses."""
+
+    model: str | None
+    body: bytes
+    hosted_tools: list[str]
+
+
+def parse_body(body: bytes, target: ModelRequest, kind: ModelApi) -> ParsedBody:
+    """Check a request, and make the provider report its usage.
 
     Raises TooManyValuesError, and InvalidBodyError if the body is not a JSON object, is ambiguous, or has an option that costs more.
     """
@@ -58,7 +68,7 @@ def parse_body(body: bytes, target: ModelRequest, kind: ModelApi) -> tuple[str |
         document: Any = bounded_json.parse(
             body, largest=BODY_LIMIT, values=MAX_VALUES, object_pairs_hook=_refuse_duplicates
         )
-    except bounded_json.TooManyValuesError:
+    except bounded_json.TooManyValuesError:  # also a ValueError
         raise
     except ValueError:
         document = None
@@ -67,10 +77,10 @@ def parse_body(body: bytes, target: ModelRequest, kind: ModelApi) -> tuple[str |
     _check_spelling(kind, document)
     _check_price(document)
     model = target.gemini_model if ":" in target.path else document.get("model")
-    if _report_usage(document, target):
+    if _request_usage_report(document, target):
         body = json.dumps(document).encode()
     model = model[:200] if isinstance(model, str) else None
-    return model, body, list_hosted_tools(kind, document, model)
+    return ParsedBody(model, body, list_hosted_tools(kind, document, model))
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -114,12 +124,12 @@ def _check_price(document: Mapping[str, Any]) -> None:
         )
 
 
-def _report_usage(document: dict[str, Any], target: ModelRequest) -> bool:
+def _request_usage_report(document: dict[str, Any], target: ModelRequest) -> bool:
     """Make the provider report the usage. Returns whether the document was changed."""
     stream = document.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidBodyError("The field 'stream' of the request body must be true, false or null.")
-    changed = bool(document.pop("background", None))  # its tokens would not be reported
+    changed = bool(document.pop("background", None))  # the usage of a background request is not reported
     options = document.get("stream_options")
     options = options if isinstance(options, dict) else {}
     if target.is_chat and stream and options.get("include_usage") is not True:

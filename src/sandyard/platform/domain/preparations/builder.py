@@ -40,8 +40,8 @@ Install = Callable[[SandboxEngine, str, Profile, PlatformSettings, Callable[[str
 
 
 class ReportProgress(Protocol):
-    async def __call__(self, what: str, **facts: Unpack[PreparationDetail]) -> None:
-        """Report the current work, and store facts about the preparation."""
+    async def __call__(self, current_step: str, **facts: Unpack[PreparationDetail]) -> None:
+        """Report the current step, and store facts about the preparation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,10 @@ class Builder:
         recipe: Recipe,
         report: ReportProgress,
     ) -> str:
-        """Return the snapshot. Raises PreparationFailedError, and errors of the engine, Git and the agent's installation."""
+        """Build it in this sandbox and return the id of the snapshot.
+
+        Raises PreparationFailedError, and errors of the engine, Git and the agent's installation.
+        """
         await report("waiting for a sandbox")
         sandbox = await retry_while_database_unavailable(
             lambda: self.lifecycle.wait_until_provisioned(sandbox.id), "preparation"
@@ -99,7 +102,7 @@ class Builder:
             await report(f"ran {command.source}", commands=entries)
             await self._require_success(finished, entries[-1])
         sealed = await retry_while_database_unavailable(lambda: self.git.seal(sandbox, spec.base_commit), "preparation")
-        warnings = [*recipe.warnings, *_make_warnings(sealed)]
+        warnings = [*recipe.warnings, *_describe_checkout_changes(sealed)]
         await report("saving the snapshot", warnings=warnings)
         async with self.lifecycle.using(sandbox) as engine_id:
             if entries:
@@ -110,15 +113,15 @@ class Builder:
 
     async def _install_agent(self, sandbox: Sandbox, profile: Profile, report: ReportProgress) -> None:
         """Install the agent unless it is there. Usually the sandbox was created from a snapshot that has it."""
-        reports: list[asyncio.Task[None]] = []
+        reports: list[asyncio.Task[None]] = []  # at most one: the install callback cannot wait for it
 
-        def report_start(_: str) -> None:
+        def report_first_step(_: str) -> None:
             if not reports:
                 reports.append(asyncio.ensure_future(report(f"installing {profile.title}")))
 
         async with self.lifecycle.using(sandbox) as engine_id:
             try:
-                await self.install(self.lifecycle.engine, engine_id, profile, self.settings, report_start)
+                await self.install(self.lifecycle.engine, engine_id, profile, self.settings, report_first_step)
             finally:
                 await asyncio.gather(*reports)
 
@@ -127,20 +130,24 @@ class Builder:
             return await self.commands.execute(caller, sandbox.id, new, internal=True)
         except (CommandRefusedError, InvalidInputError) as error:
             raise PreparationFailedError(
-                f"The setup of {command.source} was denied: {error.message} Change it, or change the project's command policy.",
+                f"The setup command of {command.source} was denied: {error.message} Change it, or change the project's command policy.",
                 {"source": command.source, "command": make_storable(command.command[:MAX_SHOWN])},
             ) from None
 
     async def _require_success(self, row: CommandRow, entry: SetupCommand) -> None:
+        """Raise PreparationFailedError with the end of the output unless the command exited with code 0."""
         if row.status == CommandStatus.EXITED and row.exit_code == 0:
             return
         tail = await self._read_tail(row)
-        outcome = f"exited with code {row.exit_code}." if row.status == CommandStatus.EXITED else f"is {row.status}."
+        if row.status == CommandStatus.EXITED:
+            outcome = f"exited with code {row.exit_code}."
+        else:
+            outcome = "was killed." if row.status == CommandStatus.KILLED else "did not finish."
         error = f" {row.error}" if row.error else ""
         output = f" Output: {tail[-MAX_SHOWN:]}" if tail else " There was no output."
         raise PreparationFailedError(
-            f"The setup of {entry['source']} {outcome}{error}{output}\nFix it in the repository or in the project's settings (setup), then "
-            f"try again. The full output is that of command {row.id} in sandbox {row.sandbox_id}.",
+            f"The setup command of {entry['source']} {outcome}{error}{output}\nFix it in the repository or in the project's "
+            f"settings (setup), then try again. See the full output of command {row.id} in sandbox {row.sandbox_id}.",
             {**entry, "outputTail": tail},
         )
 
@@ -157,8 +164,8 @@ def _ignore_progress(what: str, percent: int | None = None) -> None:
     """Ignore progress, because steps are reported as a whole."""
 
 
-def _make_warnings(sealed: SealedCheckout) -> list[str]:
-    """Return warnings about unexpected changes that the setup made to the checkout."""
+def _describe_checkout_changes(sealed: SealedCheckout) -> list[str]:
+    """Return a warning for each kind of unexpected change that the setup made to the checkout."""
     warnings = []
     if sealed.restored_count:
         names = _join_names(sealed.restored, sealed.restored_count)

@@ -236,8 +236,10 @@ class Preparations:
         old_sandbox_id: str | None,
         ticket: Ticket,
     ) -> Preparation:
-        async def report(what: str, **facts: Unpack[PreparationDetail]) -> None:
-            await retry_while_database_unavailable(lambda: self._record_progress(row.id, what, facts), "preparation")
+        async def report(current_step: str, **facts: Unpack[PreparationDetail]) -> None:
+            await retry_while_database_unavailable(
+                lambda: self._record_progress(row.id, current_step, facts), "preparation"
+            )
 
         async def report_installation(snapshot_build: SnapshotBuild) -> None:
             self.builds[row.id].installing = snapshot_build
@@ -304,15 +306,15 @@ class Preparations:
         except SandyardError as error:  # `tidy` tries again
             log.warning("preparation_not_cleared", preparation=preparation_id, reason=error.message)
 
-    async def _record_progress(self, preparation_id: str, what: str, facts: PreparationDetail) -> None:
+    async def _record_progress(self, preparation_id: str, step: str, facts: PreparationDetail) -> None:
         async with self._database.transaction() as tx:
             row = await tx.session.get(Preparation, preparation_id)
             if row is None:
                 raise _make_not_found(preparation_id)
-            row.detail = make_json_storable({**row.detail, **facts, "step": what})
-            tx.emit("preparation.progress", **get_preparation_event_fields(row), what=what[:200])
+            row.detail = make_json_storable({**row.detail, **facts, "step": step})
+            tx.emit("preparation.progress", **get_preparation_event_fields(row), what=step[:200])
         if (build := self.builds.get(preparation_id)) is not None:
-            build.step = what
+            build.step = step
 
     async def mark_ready(self, preparation_id: str, snapshot: str, seconds: float) -> Preparation:
         async with self._database.transaction() as tx:

@@ -33,10 +33,12 @@ from sandyard.platform.domain.sandboxes.model import CommandStatus, NewCommand, 
 log = get_logger(__name__)
 
 RETRY_S = 2.0
-NOTED_S = 0.2
+RECORD_START_AFTER_S = 0.2
 """Commands that finish sooner are never shown as running. For crash recovery the two states are equivalent."""
-FORGET_MANY, FORGET_BYTES = 20, 1 << 20
+MAX_KEPT_JOURNALS, MAX_KEPT_JOURNAL_BYTES = 20, 1 << 20
+"""Journals of finished commands that may stay in a sandbox before they are removed together."""
 OVERDUE_S = 60.0
+"""How long after its timeout a command is reported as lost."""
 _END_MESSAGES = {
     CommandStatus.LOST: "The command's exit was not observed, because the sandbox was restarted.",
     CommandStatus.NOT_STARTED: "The command was never started.",
@@ -60,9 +62,9 @@ class CommandRunner:
 
     def start(self, row: Sandbox, command: Command, new: NewCommand, held: contextlib.ExitStack) -> None:
         """Start the command in the background. Its row must exist. `held` is closed when the command has ended."""
-        self.spawn(row, command, self._run(row, command, new), held)
+        self.spawn(row, command, self._start_in_span(row, command, new), held)
 
-    async def _run(self, row: Sandbox, command: Command, new: NewCommand) -> None:
+    async def _start_in_span(self, row: Sandbox, command: Command, new: NewCommand) -> None:
         with telemetry.span("command", command=command.id, sandbox=row.id):
             await self._start_and_follow(row, command, new)
 
@@ -71,32 +73,32 @@ class CommandRunner:
         spec = CommandSpec(
             id=command.id, command=new.command, cwd=new.cwd, envs=dict(new.envs), timeout_s=new.timeout_s
         )
-        asked = False
-        for _ in range(2):
+        is_requested = False  # whether the engine may have started it
+        for _ in range(2):  # again if the sandbox turns out to be paused
             try:
                 async with self._keep_in_use(row, command):
                     engine_id = await retry_while_database_unavailable(
                         lambda: self._lifecycle.ensure_running(row), "command", command=command.id
                     )
-                    asked = True
+                    is_requested = True
                     events = self._lifecycle.engine.commands.start(engine_id, spec, max_output_bytes=self.output_kept)
                     if await self._record(events, recorder, row):
                         return
             except SandboxNotFoundError:
                 await self._lifecycle.mark_lost(row.id)
-                await self._finish_lost(recorder, row)
+                await self._finish_as_lost(recorder, row)
                 return
             except SandboxNotRunningError:
                 await retry_while_database_unavailable(
                     lambda: self._lifecycle.record_pause(row.id), "command", command=command.id
                 )
                 if not recorder.begun:
-                    asked = False
-                    continue  # the sandbox was paused without our knowledge: retry after resuming it
+                    is_requested = False
+                    continue  # the engine or another client paused the sandbox: retry after resuming it
             except SandyardError as error:
                 log.warning("command_stream_broke", command=command.id, reason=error.message)
                 # otherwise it is uncertain whether it started
-                if not asked or (not recorder.begun and error.status < 500):
+                if not is_requested or (not recorder.begun and error.status < 500):
                     await recorder.finish(CommandStatus.NOT_STARTED, error=error.message)
                     return
             break
@@ -107,7 +109,7 @@ class CommandRunner:
         while True:
             row = await self._lifecycle.repository.get(row.id)
             if row.status in (Status.ERROR, Status.DESTROYED) or row.destroy_requested_at is not None:
-                await self._finish_lost(recorder, row)
+                await self._finish_as_lost(recorder, row)
                 return
             if row.status != Status.RUNNING or row.engine_id is None:
                 await self.wait_until_running(row.id)
@@ -147,20 +149,20 @@ class CommandRunner:
         row: Sandbox,
     ) -> bool:
         """Record events. Returns True if the command's exit was observed."""
-        noting: asyncio.Task[None] | None = None
+        start_record: asyncio.Task[None] | None = None
         async with contextlib.aclosing(
             cast("AsyncGenerator[CommandStarted | CommandOutput | CommandEnded, None]", events)
         ) as stream:
             async for event in stream:
                 if isinstance(event, CommandStarted):
                     recorder.begun = True
-                    noting = self._lifecycle.tasks.spawn(self._note_started(recorder.command_id))
+                    start_record = self._lifecycle.tasks.spawn(self._record_start_later(recorder.command_id))
                 elif isinstance(event, CommandOutput):
                     self._lifecycle.activity.touch(row.id)
                     await recorder.add(event.stream, event.offset, event.data)
                 else:
-                    if noting is not None:
-                        noting.cancel()
+                    if start_record is not None:
+                        start_record.cancel()
                     status = CommandStatus(event.reason.value)
                     await recorder.finish(
                         status,
@@ -169,27 +171,29 @@ class CommandRunner:
                         error=_END_MESSAGES.get(status),
                         duration_s=event.duration_s,
                     )
-                    self._note_finished(row, recorder)
+                    self._schedule_journal_removal(row, recorder)
                     return True
         return False
 
-    def _note_finished(self, row: Sandbox, recorder: OutputRecorder) -> None:
-        """Note that the journal is stored here completely. Removing it costs a process in the sandbox, so they are
-        removed in batches."""
-        over = self._finished.setdefault(row.id, [])
-        over.append(recorder.command_id)
-        if len(over) >= FORGET_MANY or sum(recorder.offsets) >= FORGET_BYTES:
+    def _schedule_journal_removal(self, row: Sandbox, recorder: OutputRecorder) -> None:
+        """Have the journal of a finished command removed, because its output is stored here. Removing journals takes a
+        process in the sandbox, so they are removed in batches."""
+        finished = self._finished.setdefault(row.id, [])
+        finished.append(recorder.command_id)
+        if len(finished) >= MAX_KEPT_JOURNALS or sum(recorder.offsets) >= MAX_KEPT_JOURNAL_BYTES:
             self._lifecycle.tasks.spawn(self.remove_journals(row))
 
     async def remove_journals(self, row: Sandbox) -> None:
-        over = self._finished.pop(row.id, [])
+        """Remove the journals of finished commands if the sandbox is running. Errors are ignored: only space is lost."""
+        finished = self._finished.pop(row.id, [])
         row = await self._lifecycle.repository.get(row.id)
-        if over and row.engine_id is not None and row.status == Status.RUNNING:
+        if finished and row.engine_id is not None and row.status == Status.RUNNING:
             with contextlib.suppress(SandyardError):
-                await self._lifecycle.engine.commands.forget(row.engine_id, *over)
+                await self._lifecycle.engine.commands.forget(row.engine_id, *finished)
 
-    async def _note_started(self, command_id: str) -> None:
-        await asyncio.sleep(NOTED_S)
+    async def _record_start_later(self, command_id: str) -> None:
+        """Set the command's status to running, unless it finishes first and this is cancelled."""
+        await asyncio.sleep(RECORD_START_AFTER_S)
         async with self._database.transaction() as tx:
             started = update(Command).where(Command.id == command_id, Command.status == CommandStatus.STARTING)
             await tx.session.execute(started.values(status=CommandStatus.RUNNING))
@@ -205,7 +209,7 @@ class CommandRunner:
             with self._lifecycle.activity.using(row.id):
                 yield
 
-    async def _finish_lost(self, recorder: OutputRecorder, row: Sandbox) -> None:
+    async def _finish_as_lost(self, recorder: OutputRecorder, row: Sandbox) -> None:
         row = await self._lifecycle.repository.get(row.id)
         reason = row.error or "The sandbox was deleted."
         await recorder.finish(CommandStatus.LOST, error=f"The command's exit was not observed. {reason}")
@@ -228,12 +232,14 @@ class CommandRunner:
         await self._follow(row, command.id, await self.create_recorder(row, command))
 
     async def create_recorder(self, row: Sandbox, command: Command) -> OutputRecorder:
+        """Create and register the command's recorder. It continues after the output that is already stored."""
         recorder = OutputRecorder(self._database, self._files, row, command, max_bytes=self.output_kept)
         self.recorders[command.id] = recorder
         await recorder.begin()
         return recorder
 
     async def wait_until_running(self, sandbox_id: str) -> None:
+        """Return when the sandbox may run again. The caller must check."""
         awake = self._awake.setdefault(sandbox_id, asyncio.Event())
         if (await self._lifecycle.repository.get(sandbox_id)).status not in (Status.PAUSED, Status.PROVISIONING):
             return  # it has changed since the caller looked, before the event existed
@@ -249,6 +255,8 @@ class CommandRunner:
     def spawn(
         self, row: Sandbox, command: Command, work: Coroutine[Any, Any, None], held: contextlib.ExitStack
     ) -> None:
+        """Follow the command with `work` in a background task. `held` is closed when it ends."""
+
         def release(_: asyncio.Task[None]) -> None:
             held.close()
             self.running.pop(command.id, None)
@@ -275,16 +283,18 @@ class CommandRunner:
         try:
             await asyncio.wait((main, watch), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            late = not main.done()
+            is_overdue = not main.done()
             await end_tasks(main, watch)
         failure = None if main.cancelled() else main.exception()
         if failure is not None:
             log.error("command_crashed", command=command.id, exc=failure)
         recorder = self.recorders.get(command.id)
-        if recorder is not None and (late or failure is not None):
-            reason = "It did not end in time." if late else "Internal error while following it."
-            lose = partial(recorder.finish, CommandStatus.LOST, error=f"The command's exit was not observed. {reason}")
-            await retry_while_database_unavailable(lose, "command", command=command.id)
+        if recorder is not None and (is_overdue or failure is not None):
+            reason = "It did not end in time." if is_overdue else "Internal error while following it."
+            finish = partial(
+                recorder.finish, CommandStatus.LOST, error=f"The command's exit was not observed. {reason}"
+            )
+            await retry_while_database_unavailable(finish, "command", command=command.id)
 
     async def _run_through_outages(self, row: Sandbox, command_id: str, work: Coroutine[Any, Any, None]) -> None:
         """Run the work, and keep following the command if the database is temporarily unavailable."""
@@ -317,9 +327,9 @@ class CommandRunner:
         async with self._database.reading() as session:
             command = await session.get(Command, command_id)
         if command is None:
-            raise command_not_found(command_id)
+            raise make_command_not_found(command_id)
         return command
 
 
-def command_not_found(command_id: str) -> NotFoundError:
+def make_command_not_found(command_id: str) -> NotFoundError:
     return NotFoundError(f"There is no command {command_id[:60]!r}.")

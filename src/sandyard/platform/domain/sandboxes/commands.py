@@ -19,7 +19,7 @@ from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_fi
 from sandyard.platform.domain.projects.patterns import run_in_thread
 from sandyard.platform.domain.sandboxes.command_output import STDERR, STDOUT, OutputFiles
 from sandyard.platform.domain.sandboxes.command_policy import CommandPolicy
-from sandyard.platform.domain.sandboxes.command_runner import CommandRunner, command_not_found
+from sandyard.platform.domain.sandboxes.command_runner import CommandRunner, make_command_not_found
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import (
     CommandStatus,
@@ -174,7 +174,7 @@ class Commands:
         try:
             return command, await self._lifecycle.repository.get_for(principal, command.sandbox_id, internal=internal)
         except NotFoundError:
-            raise command_not_found(command_id) from None
+            raise make_command_not_found(command_id) from None
 
     async def check_access(self, principal: Principal, command: Command) -> None:
         """Raise NotFoundError or OwnerWithoutAccessError if the caller lost access to the sandbox while the command ran."""

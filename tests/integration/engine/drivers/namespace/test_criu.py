@@ -1,4 +1,4 @@
-"""Memory to disk and back with CRIU. Tests with real processes run where CRIU works, all others everywhere."""
+"""Save the memory of processes to disk and restore it with CRIU. Tests of real processes are skipped where CRIU does not work."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ class Sandbox:
     async def start(self) -> None:
         self.pid = await probe.start(self.folder, "live", self.freezer, f"exec({AGENT!r})")
 
-    async def request(self, what: bytes = b"state") -> bytes:
+    async def request(self, question: bytes = b"state") -> bytes:
         reader, writer = await asyncio.open_unix_connection(self.socket)
-        writer.write(what)
+        writer.write(question)
         answer = await asyncio.wait_for(reader.read(), 10)
         writer.close()
         return answer
 
-    async def state(self) -> dict[str, Any]:
+    async def get_state(self) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(await self.request())
         return answer
 
@@ -116,34 +116,34 @@ async def sandbox() -> AsyncIterator[Sandbox]:
         pytest.skip(error.message)
     with tempfile.TemporaryDirectory(prefix="sandyard-test-criu-") as name, probe.freezer_group() as freezer:
         Path(name).chmod(0o711)
-        made = Sandbox(criu, Path(name), freezer)
-        await made.start()
-        yield made
+        created = Sandbox(criu, Path(name), freezer)
+        await created.start()
+        yield created
 
 
 async def test_processes_are_restored_as_they_were(sandbox: Sandbox) -> None:
-    before = await sandbox.state()
+    before = await sandbox.get_state()
     await sandbox.dump()
     await sandbox.kill()
     await sandbox.restore()
-    after = await sandbox.state()
+    after = await sandbox.get_state()
     assert (after["pid"], after["child"]) == (1, before["child"])
     assert after["secret"] == before["secret"]
     assert after["deleted"] == "still here"
     assert after["count"] >= before["count"]
     assert after["time"] > before["time"], "the clock must not go back"
     assert await sandbox.request(b"pipe") == b"in the pipe"
-    while (later := await sandbox.state())["count"] == after["count"] or later["turns"] == after["turns"]:
+    while (later := await sandbox.get_state())["count"] == after["count"] or later["turns"] == after["turns"]:
         await asyncio.sleep(0.001)  # the child and the thread must continue; otherwise the test times out
 
 
 async def test_restored_processes_can_be_dumped_again(sandbox: Sandbox) -> None:
-    before = await sandbox.state()
+    before = await sandbox.get_state()
     for _ in range(3):
         await sandbox.dump()
         await sandbox.kill()
         await sandbox.restore()
-    assert (await sandbox.state())["secret"] == before["secret"]
+    assert (await sandbox.get_state())["secret"] == before["secret"]
 
 
 async def test_processes_inside_cannot_inspect_the_restored_agent(sandbox: Sandbox) -> None:
@@ -165,13 +165,13 @@ async def test_processes_inside_cannot_inspect_the_restored_agent(sandbox: Sandb
 
 
 async def test_a_dump_leaves_the_sandbox_frozen_and_intact(sandbox: Sandbox) -> None:
-    before = await sandbox.state()
+    before = await sandbox.get_state()
     await sandbox.dump()
     assert {path.name for path in sandbox.images.parent.iterdir()} == {"one", "library"}
     assert sandbox.images.stat().st_mode & 0o777 == 0o700
     assert _is_frozen(sandbox.freezer)
     sandbox.thaw()
-    assert (await sandbox.state())["secret"] == before["secret"]
+    assert (await sandbox.get_state())["secret"] == before["secret"]
 
 
 async def test_a_failed_dump_names_the_reason_and_leaves_the_sandbox_intact(sandbox: Sandbox) -> None:
@@ -181,7 +181,7 @@ async def test_a_failed_dump_names_the_reason_and_leaves_the_sandbox_intact(sand
     assert _is_frozen(sandbox.freezer)
     assert {path.name for path in sandbox.images.parent.iterdir()} == {"library"}
     sandbox.thaw()
-    assert (await sandbox.state())["secret"] == before["secret"]
+    assert (await sandbox.get_state())["secret"] == before["secret"]
 
 
 async def test_a_dump_with_an_open_connection_fails_with_that_reason(sandbox: Sandbox) -> None:
@@ -199,7 +199,7 @@ async def test_a_dump_with_an_open_connection_fails_with_that_reason(sandbox: Sa
 
 
 async def test_a_failed_restore_keeps_the_images(sandbox: Sandbox) -> None:
-    before = await sandbox.state()
+    before = await sandbox.get_state()
     await sandbox.dump()
     await sandbox.kill()
     core = sandbox.images / "criu" / "core-1.img"
@@ -209,11 +209,11 @@ async def test_a_failed_restore_keeps_the_images(sandbox: Sandbox) -> None:
     await asyncio.to_thread(probe.kill_all, sandbox.freezer)  # a helper of CRIU may take a moment longer to end
     moved.rename(core)
     await sandbox.restore()
-    assert (await sandbox.state())["secret"] == before["secret"]
+    assert (await sandbox.get_state())["secret"] == before["secret"]
 
 
 async def test_a_dump_can_be_restored_after_an_upgrade_of_the_host(sandbox: Sandbox) -> None:
-    before = await sandbox.state()
+    before = await sandbox.get_state()
     await sandbox.dump()
     await sandbox.kill()
     facts = json.loads((sandbox.images / "sandbox.json").read_text())
@@ -221,12 +221,12 @@ async def test_a_dump_can_be_restored_after_an_upgrade_of_the_host(sandbox: Sand
         file["mtime_ns"] += 1  # as if the file of the host had been replaced
     (sandbox.images / "sandbox.json").write_text(json.dumps(facts))
     await sandbox.restore()
-    assert (await sandbox.state())["secret"] == before["secret"]
+    assert (await sandbox.get_state())["secret"] == before["secret"]
     assert f"{sandbox.folder}/images/library/" in Path(f"/proc/{sandbox.pid}/maps").read_text()
 
 
 async def test_a_cancelled_dump_still_completes(sandbox: Sandbox) -> None:
-    before = await sandbox.state()
+    before = await sandbox.get_state()
     task = asyncio.create_task(sandbox.dump())
     while not sandbox.images.parent.exists():
         await asyncio.sleep(0.001)
@@ -235,7 +235,7 @@ async def test_a_cancelled_dump_still_completes(sandbox: Sandbox) -> None:
         await task
     assert sandbox.images.exists()
     sandbox.thaw()
-    assert (await sandbox.state())["secret"] == before["secret"]
+    assert (await sandbox.get_state())["secret"] == before["secret"]
 
 
 def _is_frozen(freezer: Path) -> bool:
@@ -243,7 +243,7 @@ def _is_frozen(freezer: Path) -> bool:
     return "frozen 1" in new.read_text() if new.exists() else old.read_text().strip() == "FROZEN"
 
 
-def _command(path: Path, script: str) -> Path:
+def _write_program(path: Path, script: str) -> Path:
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return path
@@ -251,8 +251,8 @@ def _command(path: Path, script: str) -> Path:
 
 async def test_find_returns_the_first_criu_that_is_new_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    old = _command(tmp_path / "old", "echo 'Version: 3.17.1'")
-    new = _command(tmp_path / "new", "echo 'Version: 4.2'; echo 'GitID: v4.2'")
+    old = _write_program(tmp_path / "old", "echo 'Version: 3.17.1'")
+    new = _write_program(tmp_path / "new", "echo 'Version: 4.2'; echo 'GitID: v4.2'")
     found = await Criu.find([tmp_path / "none", old, new])
     assert (found.command, found.version) == ((str(new),), (4, 2))
 
@@ -269,7 +269,7 @@ async def test_find_reports_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, reason: str
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    candidate = _command(tmp_path / "criu", script) if script else tmp_path / "none"
+    candidate = _write_program(tmp_path / "criu", script) if script else tmp_path / "none"
     with pytest.raises(UnsupportedError, match=f"{reason}; run `sandyard setup criu`"):
         await Criu.find([candidate])
 

@@ -11,26 +11,16 @@ from sandyard.platform.domain.git.errors import NoCheckoutError
 from sandyard.platform.domain.git.model import PREPARED_BRANCH
 from sandyard.platform.domain.repositories.errors import GitFailedError
 from sandyard.platform.domain.repositories.model import Bundle
-from tests.integration.platform.domain.git.test_sandbox_git import (  # noqa: F401 - fixtures
-    ODD_NAMES,
-    SandboxCheckout,
-    bundle,
-    config,
-    create_checkout,
-    empty_guest,
-    engine,
-    new_sandbox,
-    upstream,
-)
+from tests.integration.platform.domain.git.sandbox_checkout import SandboxCheckout, create_checkout
 from tests.integration.platform.domain.repositories.plain import ANN, BOB, Repository
 
 ORIGIN = "https://forge.example/o/r.git"
 
 
 async def test_a_sealed_checkout_is_clean_and_keeps_the_files_of_the_setup(
-    empty_guest: SandboxCheckout,  # noqa: F811
-    bundle: Bundle,  # noqa: F811
-    upstream: Repository,  # noqa: F811
+    empty_guest: SandboxCheckout,
+    bundle: Bundle,
+    upstream: Repository,
     tmp_path: Path,
 ) -> None:
     commit = upstream.head
@@ -68,8 +58,8 @@ async def test_a_sealed_checkout_is_clean_and_keeps_the_files_of_the_setup(
 
 
 async def test_a_shallow_checkout_can_be_adopted_and_a_missing_one_cannot(
-    empty_guest: SandboxCheckout,  # noqa: F811
-    upstream: Repository,  # noqa: F811
+    empty_guest: SandboxCheckout,
+    upstream: Repository,
     tmp_path: Path,
 ) -> None:
     for number in range(3):

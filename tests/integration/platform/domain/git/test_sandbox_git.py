@@ -31,84 +31,9 @@ from sandyard.platform.domain.sandboxes.e2b import (
     SandboxEngine,
     SandboxNotRunningError,
 )
+from tests.integration.platform.domain.git.sandbox_checkout import ODD_NAMES, TEXT, SandboxCheckout, create_checkout
 from tests.integration.platform.domain.repositories.plain import ANN, BOB, Repository
-from tests.integration.platform.domain.sandboxes.e2b.conftest import (  # noqa: F401 - fixtures
-    NewSandbox,
-    config,
-    engine,
-    new_sandbox,
-    sandbox,
-)
-
-ODD_NAMES = [
-    b"with space",
-    b"tab\there",
-    b"new\nline",
-    b"-dash",
-    b'quo"te',
-    "é🙂".encode(),
-    b"latin \xe9\xff",
-    b"*",
-    b":(top)x",
-]
-TEXT = "".join(f"line {number}\n" for number in range(30))
-
-
-class SandboxCheckout(SandboxGit):
-    """A checkout in a sandbox, and a way to change it as an agent does."""
-
-    def __init__(self, engine: SandboxEngine, engine_id: str, limit: int = 64 << 20) -> None:  # noqa: F811
-        super().__init__(ProgramRunner(engine, engine_id, CHECKOUT_FOLDER), limit=limit)
-        self.engine, self.id = engine, engine_id
-
-    async def sh(self, script: str, *arguments: str) -> str:
-        ran = await self.engine.programs.run(self.id, ["bash", "-ec", script, "sh", *arguments], cwd=CHECKOUT_FOLDER)
-        assert ran.exit_code == 0, ran.stderr
-        return os.fsdecode(ran.stdout)
-
-    async def write(self, name: str | bytes, content: str = "x\n") -> None:
-        await self.sh('mkdir -p -- "$(dirname -- "$1")"; printf %s "$2" >"$1"', f"./{os.fsdecode(name)}", content)
-
-    async def describe_state(self, *, refs: bool = True) -> str:
-        """Describe everything a user could see of the checkout's state."""
-        return (await self.sh("git for-each-ref; git stash list") if refs else "") + await self.sh(
-            "git status --porcelain=v2 -z --branch -uall | tr '\\0' '\\n'; cat .git/HEAD; "
-            "git ls-files -s | sha1sum; find . -path ./.git -prune -o -type f -print0 | sort -z | xargs -0 sha1sum; "
-            "find . -path ./.git -prune -o -printf '%M %p %l\\n' | sort"
-        )
-
-    async def list_leftovers(self) -> str:
-        """List what the platform has left in the sandbox."""
-        return await self.sh("ls -A /tmp | grep -v -x .sandyard || true")
-
-
-@pytest.fixture
-def upstream(tmp_path: Path) -> Repository:
-    repository = Repository.new(tmp_path / "upstream")
-    repository.write("run.sh", "echo hi\n", 0o755)
-    (repository.path / "link").symlink_to("a.txt")
-    repository.write(".gitignore", "ignored\n*.log\n")
-    for name in ODD_NAMES:
-        repository.write(b"odd/" + name, name)
-    repository.commit("feat: begin", **{"a.txt": TEXT, "b.txt": TEXT, "c.txt": TEXT})
-    return repository
-
-
-@pytest.fixture
-def bundle(upstream: Repository, tmp_path: Path) -> Bundle:
-    return upstream.bundle(tmp_path / "bundle", "refs/heads/main")
-
-
-async def create_checkout(
-    guest: SandboxGit, bundle: Bundle, upstream: Repository, branch: str = "task/1", **options: object
-) -> None:
-    given = {"commit": upstream.head, "base_branch": "main", "branch": branch, "identity": ANN}
-    await guest.checkout(bundle, **{"origin": "https://forge.example/o/r.git", **given, **options})  # type: ignore[arg-type]
-
-
-@pytest.fixture
-async def empty_guest(engine: SandboxEngine, new_sandbox: NewSandbox) -> SandboxCheckout:  # noqa: F811
-    return SandboxCheckout(engine, (await new_sandbox()).id)
+from tests.integration.platform.domain.sandboxes.e2b.conftest import NewSandbox
 
 
 @pytest.fixture
@@ -212,7 +137,7 @@ async def test_a_shallow_checkout_can_send_and_receive_commits(
     empty_guest: SandboxCheckout,
     upstream: Repository,
     tmp_path: Path,
-    engine: SandboxEngine,  # noqa: F811
+    engine: SandboxEngine,
 ) -> None:
     old = upstream.head
     base = upstream.commit("feat: second", d="d")
@@ -721,7 +646,7 @@ async def test_saving_a_work_tree_changes_nothing_and_it_can_be_restored_elsewhe
     bundle: Bundle,
     upstream: Repository,
     tmp_path: Path,
-    new_sandbox: NewSandbox,  # noqa: F811
+    new_sandbox: NewSandbox,
 ) -> None:
     await guest.write("committed", "in the branch")
     await guest.commit(draft())

@@ -434,7 +434,7 @@ async def test_a_command_that_was_never_sent_is_settled_after_a_restart(platform
 async def test_journals_of_finished_commands_are_deleted(
     platform: PlatformHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "FORGET_MANY", 3)
+    monkeypatch.setattr(module, "MAX_KEPT_JOURNALS", 3)
     row = await platform.create_sandbox()
     assert row.engine_id
     ids = {(await platform.wait(await platform.start(row, "true"))).id for _ in range(3)}

@@ -64,7 +64,7 @@ def list_files(volume: Path) -> list[str]:
 
 
 def list_paths(content: Content, path: str = "/", depth: int = 1) -> list[str]:
-    return [make_entry.path for make_entry in content.list(path, depth)]
+    return [entry.path for entry in content.list(path, depth)]
 
 
 # Ordinary use ---------------------------------------------------------------------------------------------------------------
@@ -75,8 +75,8 @@ def test_written_files_can_be_read(content: Content) -> None:
     write(content, "empty", b"")
     assert read(content, "file") == b"hello"
     assert read(content, "/empty") == b""
-    make_entry = content.stat("//file/.")
-    assert (make_entry.name, make_entry.path, make_entry.kind, make_entry.size, make_entry.mode) == (
+    entry = content.stat("//file/.")
+    assert (entry.name, entry.path, entry.kind, entry.size, entry.mode) == (
         "file",
         "/file",
         FileKind.FILE,
@@ -91,8 +91,8 @@ def test_owners_and_modes_are_set(content: Content) -> None:
     write(content, "file")
     assert (content.stat("file").uid, content.stat("file").gid) == (1000, 1000)
     write(content, "theirs", owner=FileOwner(12345, 54321, 0o4750))
-    make_entry = content.stat("theirs")
-    assert (make_entry.uid, make_entry.gid, make_entry.mode) == (12345, 54321, 0o4750)
+    entry = content.stat("theirs")
+    assert (entry.uid, entry.gid, entry.mode) == (12345, 54321, 0o4750)
     content.make_dir("a/b", FileOwner(7, None, 0o700), force=True)
     assert [(content.stat(path).uid, content.stat(path).mode) for path in ("a", "a/b")] == [(7, 0o755), (7, 0o700)]
     changed = content.change("a/b", FileOwner(gid=9))
@@ -256,8 +256,8 @@ def test_symbolic_links_do_not_leave_the_volume(content: Content, volume: Path, 
 
 def test_operations_on_a_symbolic_link_do_not_touch_its_target(content: Content, volume: Path, outside: Path) -> None:
     (volume / "link").symlink_to(outside / "secret")
-    make_entry = content.stat("link")
-    assert (make_entry.kind, make_entry.target) == (FileKind.SYMLINK, str(outside / "secret"))
+    entry = content.stat("link")
+    assert (entry.kind, entry.target) == (FileKind.SYMLINK, str(outside / "secret"))
     write(content, "link", b"mine", force=True)
     assert read(content, "link") == b"mine"
     assert (outside / "secret").read_text() == "secret"
@@ -325,7 +325,7 @@ def test_a_directory_swapped_with_a_link_does_not_lead_out_of_the_volume(
                 lambda number=number: write(content, f"place/new{number % 7}", force=False),
                 lambda number=number: content.remove(f"place/new{number % 7}"),
                 lambda: content.change("place/secret", FileOwner(mode=0o640)),
-                lambda: [make_entry.name for make_entry in content.list("place")],
+                lambda: [entry.name for entry in content.list("place")],
             ):
                 try:
                     result = call()

@@ -14,24 +14,28 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from sandyard.platform.domain.previews.service import Previews
-from tests.unit.kit.test_websockets import PING, TEXT, frame, serving
-from tests.unit.platform.api.preview_proxy.test_middleware import Scene, scene_in
+from tests.harness.websocket_frames import PING, TEXT, frame, serving
+from tests.unit.platform.api.preview_proxy.preview_harness import PreviewHarness, create_preview_harness
 from tests.unit.turns import count_parts
 
 
 @contextlib.asynccontextmanager
-async def open_scene(folder: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    async for scene in scene_in(folder, monkeypatch):
-        async with scene.browser() as web, serving(scene.app) as port, asyncio.timeout(20):
-            headers = {
-                "Cookie": web.headers["Cookie"],
-                "Origin": scene.url("").replace(".localhost", ".localhost:8700"),
-            }
-            yield scene, port, headers
+async def serve_previews(folder: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    async with (
+        create_preview_harness(folder, monkeypatch) as harness,
+        harness.browser() as web,
+        serving(harness.app) as port,
+        asyncio.timeout(20),
+    ):
+        headers = {
+            "Cookie": web.headers["Cookie"],
+            "Origin": harness.url("").replace(".localhost", ".localhost:8700"),
+        }
+        yield harness, port, headers
 
 
-def line(scene: Scene, port: int, headers: dict[str, str], **options: object) -> connect:
-    host = urlsplit(scene.url()).netloc
+def open_websocket(harness: PreviewHarness, port: int, headers: dict[str, str], **options: object) -> connect:
+    host = urlsplit(harness.url()).netloc
     return connect(f"ws://{host}/x?y", host="127.0.0.1", port=port, additional_headers=headers, proxy=None, **options)  # type: ignore[arg-type]
 
 
@@ -47,7 +51,7 @@ async def test_forwards_messages_and_close_code(tmp_path: Path, monkeypatch: pyt
 
     asked: dict[str, str] = {}
     async with (
-        open_scene(tmp_path, monkeypatch) as (scene, port, headers),
+        serve_previews(tmp_path, monkeypatch) as (harness, port, headers),
         serve(
             echo,
             "127.0.0.1",
@@ -56,8 +60,8 @@ async def test_forwards_messages_and_close_code(tmp_path: Path, monkeypatch: pyt
             max_size=None,
         ) as server,
     ):
-        scene.server.port = server.sockets[0].getsockname()[1]
-        async with line(scene, port, headers, subprotocols=["one", "chat"], max_size=None) as client:
+        harness.server.port = server.sockets[0].getsockname()[1]
+        async with open_websocket(harness, port, headers, subprotocols=["one", "chat"], max_size=None) as client:
             assert client.subprotocol == "chat"
             assert client.protocol.extensions, "browser and server negotiate compression"
             for message in ("hello", "", b"\x00\xff", b"x" * 300_000):
@@ -82,12 +86,12 @@ async def test_forwards_many_frames_unparsed(tmp_path: Path, monkeypatch: pytest
 
     heard: list[bytes] = []
     sent = frame(TEXT) * 50_000 + frame(PING) * 50_000
-    async with open_scene(tmp_path, monkeypatch) as (scene, port, headers):
+    async with serve_previews(tmp_path, monkeypatch) as (harness, port, headers):
         listener = await asyncio.start_server(server, "127.0.0.1", 0)
-        scene.server.port = listener.sockets[0].getsockname()[1]
+        harness.server.port = listener.sockets[0].getsockname()[1]
         turns = count_parts(monkeypatch)
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
-        asked = {"Host": urlsplit(scene.url()).netloc, "Connection": "Upgrade", "Upgrade": "websocket", **headers}
+        asked = {"Host": urlsplit(harness.url()).netloc, "Connection": "Upgrade", "Upgrade": "websocket", **headers}
         asked |= {"Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA=="}
         writer.write(
             b"GET / HTTP/1.1\r\n" + b"".join(f"{name}: {value}\r\n".encode() for name, value in asked.items()) + b"\r\n"
@@ -112,9 +116,12 @@ async def test_pongs_do_not_count_as_activity(tmp_path: Path, monkeypatch: pytes
         done.set()
 
     monkeypatch.setattr(Previews, "touch", lambda *_: touched.append(1))
-    async with open_scene(tmp_path, monkeypatch) as (scene, port, headers), serve(server, "127.0.0.1", 0) as listening:
-        scene.server.port = listening.sockets[0].getsockname()[1]
-        async with line(scene, port, headers) as client:
+    async with (
+        serve_previews(tmp_path, monkeypatch) as (harness, port, headers),
+        serve(server, "127.0.0.1", 0) as listening,
+    ):
+        harness.server.port = listening.sockets[0].getsockname()[1]
+        async with open_websocket(harness, port, headers) as client:
             await client.pong(b"")
             while not touched:
                 await asyncio.sleep(0.005)
@@ -124,20 +131,20 @@ async def test_pongs_do_not_count_as_activity(tmp_path: Path, monkeypatch: pytes
 
 
 async def test_server_refuses_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_scene(tmp_path, monkeypatch) as (scene, port, headers):
-        for says, status in (
+    async with serve_previews(tmp_path, monkeypatch) as (harness, port, headers):
+        for reply, status in (
             (b"HTTP/1.1 418 I'm a teapot\r\nContent-Length: 3\r\n\r\nno!", 418),
             (b"HTTP/1.1 426 Upgrade Required\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nno!\r\n0\r\n\r\n", 426),
             (b"HTTP/1.1 200 OK\r\nContent-Length: 9000000\r\n\r\n" + b"x" * 9_000_000, 502),
             (b"nonsense", 502),
             (b"", 502),
         ):
-            scene.server.says = says
+            harness.server.reply = reply
             with pytest.raises(InvalidStatus) as refused:
-                await line(scene, port, headers)
+                await open_websocket(harness, port, headers)
             assert refused.value.response.status_code == status
             assert status == 502 or refused.value.response.body == b"no!"
-        scene.server.port = 1
+        harness.server.port = 1
         with pytest.raises(InvalidStatus) as refused:
-            await line(scene, port, headers)
+            await open_websocket(harness, port, headers)
         assert refused.value.response.status_code == 503

@@ -126,7 +126,7 @@ def test_fills_in_placeholders() -> None:
     assert launch.argv == ("/home/user/bin/it", "--model=fallback", "/w {model}", "{other}")
     assert launch.envs == {"BASE": "http://127.0.0.1:4100/prv_1/v1", "KEY": "cap_1"}
     assert profile.launch(LaunchRequest("/h", "/f", "big", None, ENDPOINT)).argv[1] == "--model=big"
-    with pytest.raises(InvalidInputError, match="name one"):
+    with pytest.raises(InvalidInputError, match=r"needs a model\. Choose one, or remove \{model\}"):
         profile.launch(WISH)
     with pytest.raises(InvalidInputError, match="model provider"):
         CustomProfile("it", "It", Definition(argv=["x"], envs={"A": "{base_url}"}, apis=[ModelApi.OPENAI])).launch(WISH)

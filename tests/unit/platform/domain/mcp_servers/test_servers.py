@@ -14,7 +14,7 @@ from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError
 from sandyard.kit.secret import Secret
 from sandyard.platform.db.models import McpServer
 from sandyard.platform.domain.mcp_servers import model
-from sandyard.platform.domain.mcp_servers.model import MAX_SERVERS, ServerType, make_entry, make_fingerprint
+from sandyard.platform.domain.mcp_servers.model import MAX_SERVERS, ServerType, make_acp_entry, make_fingerprint
 from sandyard.platform.domain.mcp_servers.service import McpServerDraft, McpServers
 from tests.unit.platform.world import ROOT, World
 
@@ -230,14 +230,14 @@ def _row(**fields: Any) -> McpServer:
 
 def test_entry_for_agent() -> None:
     command = _row(name="inside", command="python3", args=["-m", "notes"], env={"LEVEL": "info"})
-    assert make_entry(command, "", None) == {
+    assert make_acp_entry(command, "", None) == {
         "name": "inside",
         "command": "python3",
         "args": ["-m", "notes"],
         "env": [{"name": "LEVEL", "value": "info"}],
     }
     url = _row(name="outside", type="http", url=URL)
-    assert make_entry(url, "http://127.0.0.1:4100", Secret("syc_1")) == {
+    assert make_acp_entry(url, "http://127.0.0.1:4100", Secret("syc_1")) == {
         "type": "http",
         "name": "outside",
         "url": "http://127.0.0.1:4100/mcp_1",

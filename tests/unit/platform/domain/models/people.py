@@ -41,7 +41,7 @@ class Speaker:
 
 
 @dataclass
-class Scene:
+class ModelSession:
     platform: PlatformHarness
     upstream: Upstream
     session: Session
@@ -56,7 +56,7 @@ class Scene:
         command = f"python3 - <<'EOF'\nconfig = {json.dumps(config)}\n{AGENT}\n{program}\nEOF"
         return await self.platform.run(self.sandbox, command)
 
-    async def turn(self) -> Turn:
+    async def add_turn(self) -> Turn:
         row = Turn(
             id="trn_1",
             session_id=self.session.id,
@@ -85,7 +85,7 @@ def ask(path="/v1/chat/completions", body=None, headers=None, method="POST"):
 """
 
 
-async def open_scene(platform: PlatformHarness, upstream: Upstream, **project: Any) -> Scene:
+async def open_model_session(platform: PlatformHarness, upstream: Upstream, **project: Any) -> ModelSession:
     """Create a session with a running sandbox, a provider for all users, and the connection to it."""
     services = platform.services
     project_id = await platform.project(platform.owner, **project) if project else None
@@ -102,4 +102,4 @@ async def open_scene(platform: PlatformHarness, upstream: Upstream, **project: A
     )
     endpoint = await services.models.open_endpoint(session, sandbox, Speaker(), None)
     assert endpoint is not None
-    return Scene(platform, upstream, session, sandbox, provider, endpoint)
+    return ModelSession(platform, upstream, session, sandbox, provider, endpoint)

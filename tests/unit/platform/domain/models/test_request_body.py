@@ -17,8 +17,7 @@ RESPONSES = ModelRequest("/v1/responses", "", counted=True)
 
 def send(body: Any, target: ModelRequest = CHAT, kind: ModelApi = ModelApi.OPENAI) -> dict[str, Any]:
     """Return the body that the provider gets."""
-    _, sent, _ = parse_body(json.dumps(body).encode(), target, kind)
-    return dict(json.loads(sent))
+    return dict(json.loads(parse_body(json.dumps(body).encode(), target, kind).body))
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"no", b'{"model": "a", "model": "b"}', b'{"x": {"a": 1, "a": 2}}'])

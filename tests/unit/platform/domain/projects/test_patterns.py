@@ -15,9 +15,7 @@ from sandyard.platform.domain.projects.patterns import (
     run_in_thread,
     search_patterns,
 )
-
-COMPLEX = "[ab]*a" + "[ab]{1000}" * 15 + "c"
-"""Took 17 s for 100 kB of text while its size was not limited."""
+from tests.unit.platform.domain.projects.pattern_examples import COMPLEX
 
 
 @pytest.mark.parametrize(

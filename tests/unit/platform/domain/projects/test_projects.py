@@ -16,7 +16,7 @@ from sandyard.platform.domain.projects.patterns import InvalidPatternError
 from sandyard.platform.domain.projects.service import Projects, owner_has_access
 from sandyard.platform.domain.repositories.errors import RepositoryInvalidError
 from sandyard.platform.domain.users.model import Principal
-from tests.unit.platform.domain.projects.test_patterns import COMPLEX
+from tests.unit.platform.domain.projects.pattern_examples import COMPLEX
 from tests.unit.platform.world import ROOT, World
 
 PEOPLE = (("maria", "member"), ("otto", "member"), ("admin", "admin"))

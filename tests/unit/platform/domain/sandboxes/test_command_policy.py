@@ -6,7 +6,7 @@ import pytest
 
 from sandyard.platform.domain.sandboxes.command_policy import CommandPolicy
 from sandyard.platform.domain.sandboxes.model import CommandRefusedError
-from tests.unit.platform.domain.projects.test_patterns import COMPLEX
+from tests.unit.platform.domain.projects.pattern_examples import COMPLEX
 
 
 def test_without_a_policy_everything_is_allowed() -> None:

@@ -16,10 +16,10 @@ from sandyard.platform.domain.agents.profiles.model import Install, Launch, Laun
 from sandyard.platform.domain.models.model import ModelApi
 
 PLACEHOLDERS = ("{model}", "{base_url}", "{capability}", "{folder}", "{home}")
-OF_A_MODEL = ("{base_url}", "{capability}")
+PROVIDER_PLACEHOLDERS = ("{base_url}", "{capability}")
 MAX_SCRIPT = 32 << 10
 _PLACEHOLDER = re.compile("|".join(re.escape(word) for word in PLACEHOLDERS))
-_ENV = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 Word = Annotated[str, Field(max_length=4096)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -52,7 +52,7 @@ class Definition(_Part):
         min_length=1, max_length=100, description="The program and its arguments. Not run in a shell."
     )
     install: InstallScript | None = Field(default=None, description="Null if the agent is part of the template.")
-    envs: dict[Annotated[str, Field(pattern=_ENV, max_length=200)], Word] = Field(
+    envs: dict[Annotated[str, Field(pattern=_ENV_NAME, max_length=200)], Word] = Field(
         default_factory=dict,
         max_length=100,
         description="Not secret: visible to everyone who may use the agent, and to every process in the sandbox. Model keys stay with the "
@@ -74,7 +74,7 @@ class Definition(_Part):
         if not self.argv[0].strip():
             raise ValueError("The first item of argv must be a program")
         words = [*self.argv, *self.envs.values()]
-        if not self.apis and any(place in word for word in words for place in OF_A_MODEL):
+        if not self.apis and any(place in word for word in words for place in PROVIDER_PLACEHOLDERS):
             raise ValueError("{base_url} and {capability} require at least one of `apis`")
         return self
 
@@ -97,11 +97,11 @@ class CustomProfile:
 
     @property
     def install(self) -> Install | None:
-        wanted = self.definition.install
-        if wanted is None:
+        script = self.definition.install
+        if script is None:
             return None
-        version = hashlib.sha256(f"{wanted.check}\0{wanted.script}".encode()).hexdigest()[:12]
-        return Install(version, ("bash", "-c", wanted.check), wanted.script, wanted.timeout_seconds)
+        version = hashlib.sha256(f"{script.check}\0{script.script}".encode()).hexdigest()[:12]
+        return Install(version, ("bash", "-c", script.check), script.script, script.timeout_seconds)
 
     @property
     def apis(self) -> tuple[ModelApi, ...]:
@@ -124,7 +124,7 @@ class CustomProfile:
         return self.definition.auth_method
 
     def launch(self, request: LaunchRequest) -> Launch:
-        """Fill in the placeholders. Raises InvalidInputError if a value is not known."""
+        """Fill in the placeholders. Raises InvalidInputError if the model or provider that one needs is not known."""
         endpoint = request.endpoint
         values = {
             "{model}": request.model or (endpoint.model if endpoint else None),
@@ -139,11 +139,13 @@ class CustomProfile:
         )
 
     def _fill_placeholders(self, word: str, values: Mapping[str, str | None]) -> str:
-        def fill(found: re.Match[str]) -> str:
+        def get_value(found: re.Match[str]) -> str:
             value = values[found[0]]
             if value is None:
-                what = "a model: name one" if found[0] == "{model}" else "a model provider: add one"
-                raise InvalidInputError(f"The agent {self.name!r} needs {what}, or change the agent.")
+                missing = "a model. Choose one" if found[0] == "{model}" else "a model provider. Add one"
+                raise InvalidInputError(
+                    f"The agent {self.name!r} needs {missing}, or remove {found[0]} from the agent's command and variables."
+                )
             return value
 
-        return _PLACEHOLDER.sub(fill, word)
+        return _PLACEHOLDER.sub(get_value, word)

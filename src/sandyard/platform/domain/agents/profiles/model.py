@@ -11,7 +11,7 @@ from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """The inputs from which a profile builds a command line."""
+    """The inputs from which a profile builds a command line. `folder`: where the agent works."""
 
     home: str
     folder: str
@@ -79,7 +79,8 @@ class Profile(Protocol):
     def auth_method(self) -> str | None:
         """The authentication method it requires after `initialize`."""
 
-    def launch(self, request: LaunchRequest) -> Launch: ...
+    def launch(self, request: LaunchRequest) -> Launch:
+        """Return how to start the agent. An agent of a user raises InvalidInputError if a placeholder has no value."""
 
 
 def list_asking_modes(profile: Profile) -> list[str] | None:

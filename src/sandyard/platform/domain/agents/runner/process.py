@@ -42,7 +42,7 @@ from sandyard.platform.domain.agents.runner.deps import AgentRunnerDeps
 from sandyard.platform.domain.agents.runner.message_handler import MessageHandler
 from sandyard.platform.domain.agents.runner.outcomes import REPLACED
 from sandyard.platform.domain.git.model import OperationKind, OperationStatus
-from sandyard.platform.domain.mcp_servers.model import ServerType, make_entry, make_fingerprint
+from sandyard.platform.domain.mcp_servers.model import ServerType, make_acp_entry, make_fingerprint
 from sandyard.platform.domain.mcp_servers.records import list_servers
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.e2b import (
@@ -266,7 +266,7 @@ class AgentProcess:
         gateway, capability = "", None
         if any(server.type == ServerType.HTTP for server in servers):
             gateway, capability = await self._deps.models.open_gateway(self._session, sandbox)
-        return servers, [make_entry(server, gateway, capability) for server in servers]
+        return servers, [make_acp_entry(server, gateway, capability) for server in servers]
 
     async def _read_server_exits(self, names: Sequence[str]) -> dict[str, str]:
         """Return a message for each of these MCP servers that has exited, by name. Empty if the sandbox cannot be read."""

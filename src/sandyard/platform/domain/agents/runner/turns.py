@@ -112,7 +112,7 @@ class AgentTurns:
             async with self._database.transaction() as tx:
                 row = await tx.session.get(Session, session_id, with_for_update=True)
                 if row is None:
-                    raise _session_not_found(session_id)
+                    raise _make_session_not_found(session_id)
                 if key is not None:  # a concurrent call with the same key waits for the lock above
                     known = (await tx.session.scalars(select(Turn).where(Turn.key == key))).first()
                     if known is not None:
@@ -227,7 +227,7 @@ class AgentTurns:
             found = await session.scalars(query.where(Turn.id == turn_id, sessions_visible_to(caller)))
             turn = found.first()
         if turn is None:
-            raise _turn_not_found(turn_id)
+            raise _make_turn_not_found(turn_id)
         return turn
 
     async def list(self, caller: Principal, session_id: str, page: PageRequest) -> Listing[Turn]:
@@ -268,7 +268,7 @@ class AgentTurns:
         async with self._database.reading() as session:
             turn = await session.get(Turn, turn_id)
         if turn is None:
-            raise _turn_not_found(turn_id)
+            raise _make_turn_not_found(turn_id)
         return turn
 
     # ending ------------------------------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ class AgentTurns:
         async with self._database.transaction() as tx:
             locked = await lock_turn(tx, turn_id)
             if locked is None:
-                raise _turn_not_found(turn_id)
+                raise _make_turn_not_found(turn_id)
             run, turn = locked.run, locked.turn
             if TurnStatus(turn.status).is_final:
                 return turn
@@ -472,7 +472,7 @@ class AgentTurns:
             query = select(Session).where(Session.id == session_id, sessions_visible_to(caller))
             row = (await session.scalars(query)).first()
         if row is None:
-            raise _session_not_found(session_id)
+            raise _make_session_not_found(session_id)
         return row
 
 
@@ -492,9 +492,9 @@ def write_allowance(titles: Sequence[str]) -> str:
     return f"You were denied permission before and are allowed to do this now:\n{listed}\nPlease continue your work."
 
 
-def _session_not_found(session_id: str) -> NotFoundError:
+def _make_session_not_found(session_id: str) -> NotFoundError:
     return NotFoundError(f"There is no session {session_id[:60]!r}.")
 
 
-def _turn_not_found(turn_id: str) -> NotFoundError:
+def _make_turn_not_found(turn_id: str) -> NotFoundError:
     return NotFoundError(f"There is no turn {turn_id[:60]!r}.")

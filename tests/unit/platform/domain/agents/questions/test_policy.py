@@ -14,7 +14,7 @@ from sandyard.platform.domain.agents.questions.policy import (
     find_option,
 )
 from sandyard.platform.domain.projects.model import PermissionSettings
-from tests.unit.platform.domain.projects.test_patterns import COMPLEX
+from tests.unit.platform.domain.projects.pattern_examples import COMPLEX
 
 OPTIONS = [
     {"optionId": "a", "kind": "reject_once"},

@@ -20,7 +20,7 @@ from sandyard.platform.domain.agents.runner.message_handler import MessageHandle
 from sandyard.platform.domain.models.faults import Cause, Fault
 from sandyard.platform.domain.projects.model import PermissionSettings
 from sandyard.platform.domain.sandboxes.model import utc_now
-from tests.unit.platform.domain.agents.test_repository import create_turn
+from tests.unit.platform.domain.agents.turn_rows import create_turn
 
 
 class FailingDatabase:

@@ -13,7 +13,7 @@ from sandyard.platform.db.models.message_parts import TextPart
 from sandyard.platform.domain.agents.model import Origin, TurnStatus
 from sandyard.platform.domain.agents.runner.turns import AgentTurns, make_title
 from sandyard.platform.domain.users.model import Principal
-from tests.unit.platform.domain.agents.test_repository import create_turn
+from tests.unit.platform.domain.agents.turn_rows import create_turn
 
 
 def text(words: str) -> TextPart:

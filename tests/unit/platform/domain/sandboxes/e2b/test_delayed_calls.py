@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from e2b import AsyncSandbox
 from e2b.api.client.api.sandboxes import get_v_2_sandboxes_sandbox_id_logs
 from e2b.exceptions import TimeoutException
-from tenacity import wait_none
 
 from sandyard.kit.clock import ManualClock
-from sandyard.kit.secret import Secret
 from sandyard.platform.domain.sandboxes.e2b import (
     CircuitState,
     EngineBusyError,
-    EngineConfig,
     EngineError,
     EngineTimeoutError,
-    SandboxEngine,
 )
 from sandyard.platform.domain.sandboxes.e2b.engine import FORK_TIMEOUT_S, MAX_FORKS
-
-Operation = Callable[[SandboxEngine], Awaitable[object]]
-DELAYED: dict[str, tuple[str, Operation]] = {
-    "create": (
-        "create",
-        lambda engine: engine.create(template="base", timeout_s=9, metadata={}, envs={}, idempotency_key="k"),
-    ),
-    "fork": ("fork", lambda engine: engine.fork("i1", 9)),
-    "snapshot": ("create_snapshot", lambda engine: engine.create_snapshot("i1")),
-    "delete_snapshot": ("delete_snapshot", lambda engine: engine.delete_snapshot("s1")),
-    "pause": ("pause", lambda engine: engine.pause("i1")),
-    "resume": ("connect", lambda engine: engine.resume("i1", 9)),
-    "extend": ("set_timeout", lambda engine: engine.extend("i1", 9)),
-    "set_network": ("update_network", lambda engine: engine.set_network("i1", None)),
-    "kill": ("kill", lambda engine: engine.kill("i1")),
-    "usage": ("get_metrics", lambda engine: engine.get_usage("i1")),
-}
+from tests.unit.platform.domain.sandboxes.e2b.delayed_operations import DELAYED, make_engine
 
 
 class Pages:
@@ -59,11 +38,6 @@ class Pages:
 
 async def time_out(*_: Any, **__: Any) -> None:
     raise TimeoutException("It took too long.")
-
-
-def make_engine(clock: ManualClock) -> SandboxEngine:
-    config = EngineConfig(api_key=Secret("e2b_" + "a" * 40), api_url="http://127.0.0.1:1")
-    return SandboxEngine(config, clock, backoff=wait_none())
 
 
 @pytest.mark.parametrize("name", DELAYED)

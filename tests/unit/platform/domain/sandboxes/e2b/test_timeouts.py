@@ -9,7 +9,7 @@ from e2b import AsyncSandbox
 
 from sandyard.kit.clock import ManualClock
 from sandyard.kit.errors import SandyardError
-from tests.unit.platform.domain.sandboxes.e2b.test_delayed_calls import DELAYED, make_engine
+from tests.unit.platform.domain.sandboxes.e2b.delayed_operations import DELAYED, make_engine
 
 DAY_S = 24 * 3600
 

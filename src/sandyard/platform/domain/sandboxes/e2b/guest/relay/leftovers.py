@@ -5,33 +5,36 @@ import time
 
 from sandyard.platform.domain.sandboxes.e2b.guest.relay.signals import signal
 
-SWEEP_GRACE = 2.0  # between SIGTERM and SIGKILL for leftover processes
-SWEEP_LONGEST = 10.0
+GRACE_S = 2.0  # between SIGTERM and SIGKILL
+TIMEOUT_S = 10.0
 
 
 def end_orphans(marker: str, root: int) -> int:
-    """End processes with this marker in their environment that no longer belong to the process `root`, unless they
-    serve something.
+    """End the orphans that `find_orphans` finds, and return how many there were.
 
-    Starts no process, because that may be impossible. Returns how many there were.
+    Starts no process, because that may be impossible.
     """
     found = find_orphans(marker, root)
-    first = len(found)
+    count = len(found)
     began = time.monotonic()
-    while found and time.monotonic() - began < SWEEP_LONGEST:
-        number = signal.SIGTERM if time.monotonic() - began < SWEEP_GRACE else signal.SIGKILL
+    while found and time.monotonic() - began < TIMEOUT_S:
+        end_signal = signal.SIGTERM if time.monotonic() - began < GRACE_S else signal.SIGKILL
         for pid in found:
-            for signal_number in (number, signal.SIGCONT):
+            for signal_number in (end_signal, signal.SIGCONT):  # a stopped process handles SIGTERM only after SIGCONT
                 try:
                     os.kill(pid, signal_number)
                 except OSError:
                     pass
         time.sleep(0.1)
         found = find_orphans(marker, root)
-    return first
+    return count
 
 
 def find_orphans(marker: str, root: int) -> "list[int]":
+    """Return the processes with this marker in their environment, that are neither kept nor descend from a kept one.
+
+    Kept are `root`, this process, and servers with their ancestors. A server is a process with a listening socket.
+    """
     parents, marked = {}, []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -55,7 +58,7 @@ def find_orphans(marker: str, root: int) -> "list[int]":
 
 
 def list_ancestors(pid: int, parents: "dict[int, int]", root: int) -> "list[int]":
-    """Return the process and its ancestors, without the first process of the sandbox."""
+    """Return the process and its ancestors up to `root`, without the first process of the sandbox."""
     found = []
     while pid > 1 and pid not in found:
         found.append(pid)
@@ -66,7 +69,7 @@ def list_ancestors(pid: int, parents: "dict[int, int]", root: int) -> "list[int]
 
 
 def find_listening_sockets() -> "set[bytes]":
-    """Return the listening sockets, in the form of links to them."""
+    """Return the listening sockets, as the links in /proc/PID/fd name them."""
     found = set()
     for name, column, inode in (("tcp", 3, 9), ("tcp6", 3, 9), ("udp", 3, 9), ("udp6", 3, 9), ("unix", 3, 6)):
         try:
@@ -76,8 +79,8 @@ def find_listening_sockets() -> "set[bytes]":
             continue
         for line in lines:
             fields = line.split()
-            served = {"tcp": b"0A", "udp": b"07", "unix": b"00010000"}[name.rstrip("6")]
-            if len(fields) > inode and fields[column] == served:
+            listening = {"tcp": b"0A", "udp": b"07", "unix": b"00010000"}[name.rstrip("6")]
+            if len(fields) > inode and fields[column] == listening:
                 found.add(b"socket:[" + fields[inode] + b"]")
     return found
 
