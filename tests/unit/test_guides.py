@@ -62,6 +62,26 @@ def test_commands_are_found_in_shell() -> None:
     ]
 
 
+def test_no_guide_changes_into_a_folder_that_only_root_may_enter() -> None:
+    """`sudo` cannot change the shell's folder, so the commands after it would run somewhere else."""
+    blocks = [
+        (path.name, token.content)
+        for path in DOCUMENTS
+        for token in guides.parse(path)
+        if token.type == "fence" and token.info.strip() == "sh"
+    ]
+    closed = {
+        (name, text, folder) for name, text in blocks for folder in re.findall(r"sudo install -d -m 0?700 (\S+)", text)
+    }
+    assert closed, "no guide creates such a folder any more"
+    wrong = [
+        f"{name}: {folder}"
+        for name, text, folder in closed
+        if any(words[:2] == ("cd", folder) for words in guides.split_commands(text))
+    ]
+    assert not wrong
+
+
 def test_every_make_target_exists() -> None:
     commands = commands_of("make")
     assert len(commands) > 10

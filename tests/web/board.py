@@ -28,8 +28,10 @@ class Board:
     def is_agent_working(self, task: str) -> bool:
         """Return whether the agent of the task's first attempt has begun to work on its prompt."""
         session = self.get_task(task)["attempts"][0]["sessionId"]
-        turns = self.api.client.get(f"/sessions/{session}/turns")  # an attempt has the id before the session exists
-        return turns.is_success and any(turn["status"] == "running" for turn in turns.json()["items"])
+        if session is None:
+            return False
+        turns = ok(self.api.client.get(f"/sessions/{session}/turns"))
+        return any(turn["status"] == "running" for turn in turns["items"])
 
     def change_task_settings(self, **tasks: Any) -> None:
         path = f"/projects/{self.project}"

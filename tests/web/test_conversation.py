@@ -154,9 +154,7 @@ def test_a_permission_request_is_answered_in_the_conversation(page: Page, api: A
 def test_on_a_phone_a_permission_request_is_shown_in_full(phone: Page, api: Api, project: str) -> None:
     task = api.create_task("Paint", "permit: paint the fence", project=project)
     until(
-        lambda: api.get("/asks", status="pending", sessionId=api.get(f"/tasks/{task}")["attempts"][0]["sessionId"])[
-            "items"
-        ],
+        lambda: api.get("/asks", status="pending", taskId=task)["items"],
         120,
     )
     phone.route("**/api/v1/asks?*", _lengthen_options)

@@ -59,7 +59,7 @@ describe("board", () => {
   });
 
   it("counts active and failed cards separately, and shows no check as passed on a failed card", async () => {
-    const attempt = { id: "att_1", number: 1, sessionId: "ses_1", sandboxId: null, agent: "demo", model: null };
+    const attempt = { id: "att_1", number: 1, sessionId: null, sandboxId: null, agent: "demo", model: null };
     const spent = { calls: 0, costUsd: 0, unpriced: 0, estimated: 0 };
     const card = (id: string, status: string, changes: object) => ({
       ...task,
@@ -130,7 +130,7 @@ describe("task page", () => {
 
   it("shows the agent with its title", async () => {
     const spent = { calls: 0, costUsd: 0, unpriced: 0, estimated: 0 };
-    const attempt = { id: "att_1", number: 1, sessionId: "ses_1", sandboxId: null, status: "running", step: "setup" };
+    const attempt = { id: "att_1", number: 1, sessionId: null, sandboxId: null, status: "running", step: "setup" };
     const attempts = [{ ...attempt, agent: "opencode", model: null, round: 1, seconds: null, spent }];
     client.setQueryData(keys.task("tsk_1"), { ...task, status: "in_progress", attempts });
     client.setQueryData(keys.agents(), [{ name: "opencode", title: "OpenCode", demo: false }]);
@@ -141,7 +141,7 @@ describe("task page", () => {
 
   it("does not call a failed attempt verified", () => {
     const spent = { calls: 0, inputTokens: 0, outputTokens: 0, costUsd: 0, unpriced: 0, estimated: 0 };
-    const attempt = { id: "att_1", number: 1, sessionId: "ses_1", sandboxId: null, agent: "demo", model: null, spent };
+    const attempt = { id: "att_1", number: 1, sessionId: null, sandboxId: null, agent: "demo", model: null, spent };
     const show = (status: string, verified: boolean) => {
       const attempts = [{ ...attempt, status, verified, steps: [], round: 1, seconds: null }];
       return render(

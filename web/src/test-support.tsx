@@ -73,6 +73,7 @@ export const task = {
   wanted: [],
   blockedBy: [],
   startWhenReady: false,
+  startsFor: null,
   startError: null,
   queuePosition: null,
   pullRequest: null,

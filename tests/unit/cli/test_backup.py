@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 
 from sandyard.cli.backup import collection, databases
 from sandyard.cli.backup.archive import ArchiveReader, ArchiveWriter, Manifest
+from sandyard.cli.backup.contents import REPOSITORY_CONFIG
 from sandyard.cli.main import cli
 from sandyard.cli.up.data_directory import RESTORE_FOLDER, DataDirectory
 from sandyard.kit.age import DecryptingReader, PrivateKey
@@ -33,13 +34,20 @@ CONTENTS = {
     "platform/git/prj_1.git/objects/11/222": b"object",
     "platform/git/prj_1.git/objects/pack/pack-1.pack": b"pack",
     "platform/git/prj_1.git/sandyard/complete": b"",
+    "platform/git/known_hosts": b"host ssh-ed25519 AAAA\n",
+    "platform/samples/usr_1.git/HEAD": b"ref: refs/heads/main\n",
+    "platform/samples/usr_1.git/objects/11/222": b"object",
     "engine/secrets.key": b"11\n",
     "engine/ca/egress/key.pem": b"key",
 }
 LEFT_OUT = {
     "platform/lock": b"1\n",
     "platform/bytecode/x.pyc": b"x",
+    "platform/.netrc": b"x",
     "platform/git/prj_1.git/HEAD.lock": b"",
+    "platform/git/prj_1.git/config": b"[core]\n",
+    "platform/git/prj_1.git/hooks/pre-receive": b"x",
+    "platform/git/prj_1.git/objects/info/alternates": b"/objects\n",
     "platform/git/prj_1.git/objects/pack/tmp_pack_1": b"part",
     "platform/git/prj_1.git/sandyard/bundles/full-1.bundle": b"cache",
     "platform/git/prj_2-1.removed/HEAD": b"",
@@ -92,7 +100,8 @@ def test_a_restored_directory_has_everything_but_caches(data: Path, tmp_path: Pa
     found = list_files(restored)
     found_databases = {name for name in found if name.endswith(".db")}
     assert found_databases == {"platform/platform.db", "platform/workflows.db", "engine/engine.db"}
-    assert {name: found[name] for name in found.keys() - found_databases - {"up.lock"}} == CONTENTS
+    configs = {f"platform/{name}.git/config": REPOSITORY_CONFIG.encode() for name in ("git/prj_1", "samples/usr_1")}
+    assert {name: found[name] for name in found.keys() - found_databases - {"up.lock"}} == CONTENTS | configs
     assert read_things(restored / "platform/platform.db") == ["one", "in the log"]
     with contextlib.closing(sqlite3.connect(restored / "engine/engine.db")) as connection:
         assert connection.execute("SELECT count(*) FROM sandboxes").fetchone() == (0,), (
@@ -352,10 +361,11 @@ def test_files_that_no_backup_contains_are_refused(
 ) -> None:
     """The engine mounts its store, and ends the processes of the cgroups that are named in its data directory."""
 
-    def add(archive: ArchiveWriter, root: Path) -> None:
-        collection._add(archive, data / "platform/secret.key", name)
+    def add(archive: ArchiveWriter, root: Path, root_name: str) -> None:
+        if root_name == "platform/git":
+            collection._add(archive, data / "platform/secret.key", name)
 
-    monkeypatch.setattr(collection, "_add_mirrors", add)
+    monkeypatch.setattr(collection, "_add_repositories", add)
     assert call("backup", tmp_path / "hostile", "--data-dir", data, "--no-encryption").exit_code == 0
     for arguments in (("--check",), ("--data-dir", tmp_path / "restored")):
         refused = call("restore", tmp_path / "hostile", *arguments)

@@ -1476,7 +1476,13 @@ export interface paths {
         delete: operations["task_delete"];
         options?: never;
         head?: never;
-        /** Update task */
+        /**
+         * Update task
+         * @description Change a task.
+         *
+         *     While it runs on behalf of somebody else, or will start so, only they, the project's owner and administrators may change anything but
+         *     `priority`, `needs` and `start`. With `start`, it starts on behalf of the caller or of nobody.
+         */
         patch: operations["task_update"];
         trace?: never;
     };
@@ -3226,9 +3232,9 @@ export interface components {
             ownerId: string;
             /**
              * Sessionid
-             * @description The session the attempt runs in, which may not exist yet.
+             * @description The session the attempt runs in. Null before it exists and after it was deleted.
              */
-            sessionId: string;
+            sessionId: string | null;
             /** Sandboxid */
             sandboxId: string | null;
             /** Agent */
@@ -3463,6 +3469,11 @@ export interface components {
              * @description True if the task starts automatically once it is not blocked and a slot is free.
              */
             startWhenReady: boolean;
+            /**
+             * Startsfor
+             * @description The user on whose behalf it starts automatically. Null if it does not, and after it has started.
+             */
+            startsFor: string | null;
             /**
              * Starterror
              * @description Why the task was not started automatically, although somebody had asked for it. It waits until somebody starts it.
@@ -7780,7 +7791,7 @@ export interface components {
         Target: "sandboxes" | "sandbox" | "project" | "session" | "models";
         /**
          * TaskChange
-         * @description Fields left out are not changed. Attempts that have started are not affected.
+         * @description Fields left out are not changed. Attempts that have started are not affected until they are retried or sent back.
          * @example {
          *       "priority": 5,
          *       "title": "Fix the login for good"
@@ -7937,6 +7948,11 @@ export interface components {
              * @description True if the task starts automatically once it is not blocked and a slot is free.
              */
             startWhenReady: boolean;
+            /**
+             * Startsfor
+             * @description The user on whose behalf it starts automatically. Null if it does not, and after it has started.
+             */
+            startsFor: string | null;
             /**
              * Starterror
              * @description Why the task was not started automatically, although somebody had asked for it. It waits until somebody starts it.

@@ -1,11 +1,11 @@
 import { describe, expect, it } from "vitest";
-import type { Attempt, Task } from "@/api/types";
+import type { Attempt, Project, Task, User } from "@/api/types";
 import {
   countReadyAttempts,
   hasFailed,
-  hasSession,
   lacksCheckout,
   leadingAttempt,
+  mayChangeWork,
   needsPerson,
   roundOf,
   spentOn,
@@ -48,6 +48,31 @@ function task(status: Task["status"], attempts: Attempt[] = [], rest: Partial<Ta
     ...rest,
   } as Task;
 }
+
+it("lets only the person on whose behalf a task runs, the project's owner and administrators change its work", () => {
+  const person = (id: string, role = "member") => ({ id, role }) as User;
+  const project = { ownerId: "usr_owner" } as Project;
+  const may = (card: Task, user: User) => mayChangeWork(card, user, project);
+  const mine = (status: Attempt["status"]) => attempt(status, { ownerId: "usr_mo" });
+  const others = [
+    task("backlog", [], { startsFor: "usr_mo" }),
+    task("backlog", [mine("running")]),
+    task("in_progress", [mine("failed")]),
+    task("in_review", [mine("in_review")]),
+    task("cancelled", [mine("cancelled")]),
+  ];
+  for (const card of others) {
+    expect(may(card, person("usr_eve"))).toBe(false);
+    for (const user of [person("usr_mo"), person("usr_owner"), person("usr_root", "admin")])
+      expect(may(card, user)).toBe(true);
+  }
+  const free = [
+    task("backlog", [mine("cancelled")]),
+    task("done", [mine("merged")]),
+    task("in_progress", [mine("archived")]),
+  ];
+  for (const card of free) expect(may(card, person("usr_eve"))).toBe(true);
+});
 
 it("counts the rounds in which the agent worked", () => {
   const step = (round: number, name: string) => ({ round, name });
@@ -109,11 +134,9 @@ it("has not failed while another attempt is running", () => {
   expect(hasFailed(task("in_progress", [attempt("failed")], { error: "no" }))).toBe(true);
 });
 
-it("knows what exists while an attempt starts", () => {
+it("knows whether the repository is checked out while an attempt starts", () => {
   const starting = (step: Attempt["step"], rest: Partial<Attempt> = {}) =>
     attempt("running", { step, round: 1, ...rest });
-  expect(hasSession(starting("setup", { sandboxId: null }))).toBe(false);
-  expect(hasSession(starting("provision", { sandboxId: "sbx_1" }))).toBe(true);
   expect([null, "setup", "provision", "checkout", "agent"].map((step) => lacksCheckout(starting(step)))).toEqual([
     true, true, true, true, false,
   ]); // biome-ignore format: one line

@@ -1,5 +1,5 @@
 /** The facts that a card shows about its task. */
-import type { Agent, Attempt, Project, TaskCard } from "@/api/types";
+import type { Agent, Attempt, Project, TaskCard, User } from "@/api/types";
 import { ATTEMPTS, STEPS, type StatusLabel } from "./status-labels";
 
 const STATUS_ORDER: readonly Attempt["status"][] = [
@@ -30,8 +30,6 @@ export function currentAttempts(task: TaskCard): Attempt[] {
 }
 
 export const isAtWork = (attempt: Attempt): boolean => attempt.status === "running" || attempt.status === "queued";
-/** Whether the attempt's session exists. Its id is known before, but it is created together with its first sandbox. */
-export const hasSession = (attempt: Attempt): boolean => attempt.sandboxId !== null;
 /** Whether the attempt is starting and its repository is not checked out yet. */
 export const lacksCheckout = (attempt: Attempt): boolean =>
   isAtWork(attempt) &&
@@ -50,6 +48,19 @@ export const countStopped = (tasks: readonly TaskCard[]): number =>
 export const attemptStatus = (attempt: Attempt): StatusLabel =>
   ATTEMPTS[wasStopped(attempt) ? "cancelled" : attempt.status];
 
+/** Return the users on whose behalf the task starts automatically, or its attempts work or can be continued. */
+export function usersItRunsFor(task: TaskCard): Set<string> {
+  const startsOver = task.status === "backlog" || task.status === "done";
+  const continuing = currentAttempts(task).filter((attempt) =>
+    startsOver ? isAtWork(attempt) : attempt.status !== "merged",
+  );
+  return new Set([...continuing.map((attempt) => attempt.ownerId), ...(task.startsFor ? [task.startsFor] : [])]);
+}
+
+/** Whether the user may change what the task does: it runs on behalf of nobody else, or the user may do so anyway. */
+export const mayChangeWork = (task: TaskCard, user: User | undefined, project: Project | undefined): boolean =>
+  user?.role === "admin" || project?.ownerId === user?.id || [...usersItRunsFor(task)].every((id) => id === user?.id);
+
 /** Return the number of attempts that are ready to be picked. */
 export function countReadyAttempts(task: TaskCard): number {
   if (task.status !== "in_review" || isRunning(task)) return 0;
@@ -59,7 +70,8 @@ export function countReadyAttempts(task: TaskCard): number {
 /** Whether a user has to act. `asked`: the sessions with a pending question or permission request. */
 export function needsPerson(task: TaskCard, asked: ReadonlySet<string>): boolean {
   return (
-    task.attempts.some((attempt) => isAtWork(attempt) && asked.has(attempt.sessionId)) || countReadyAttempts(task) > 0
+    task.attempts.some((attempt) => isAtWork(attempt) && asked.has(attempt.sessionId ?? "")) ||
+    countReadyAttempts(task) > 0
   );
 }
 

@@ -15,27 +15,19 @@ import shutil
 import stat
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from sandyard import __version__
 from sandyard.cli.backup import databases
 from sandyard.cli.backup.archive import DATA, ArchiveWriter, Manifest
+from sandyard.cli.backup.contents import DUMP, ENGINE_ENTRIES, PLATFORM_DATABASES, REPOSITORY_FOLDERS, is_kept
 from sandyard.cli.errors import CommandError
 from sandyard.cli.up.data_directory import DataDirectory
 from sandyard.kit.errors import ConflictError
 
 STAGING = "backup.tmp"
-DUMP = "database.dump"
-"""The dump of a PostgreSQL database, in the data directory of a backup."""
-PLATFORM_DATABASES = ("workflows.db", "platform.db")
-"""In the order in which they are read: a workflow records a step after the step's effects are in the platform's database."""
-ENGINE_ENTRIES = ("secrets.key", "ca", "tls")
-"""The parts of the engine's data directory that are backed up, besides its database. Everything else is created again."""
-SKIPPED_IN_PLATFORM = {"lock", "bytecode", ".cache", "git"}
-SKIPPED_IN_MIRROR = {"gc.pid"}
-SKIPPED_IN_OWN_FOLDER = {"scratch", "bundles"}
-"""Temporary files and a cache of the platform, in the directory `sandyard` of a mirror."""
 MAX_OBJECT_PASSES = 20
 
 
@@ -96,8 +88,9 @@ def write_backup(sources: Sources, archive: ArchiveWriter, on_bytes: Callable[[i
             _add(archive, staging / DUMP, DUMP)
         _add_databases(archive, data.platform, staging, on_bytes)
         _add_if_present(archive, data.path / "engine.key", "engine.key")
-        _add_tree(archive, data.platform, "platform", SKIPPED_IN_PLATFORM)
-        _add_mirrors(archive, data.platform / "git")
+        _add_platform_files(archive, data.platform)
+        for name in REPOSITORY_FOLDERS:
+            _add_repositories(archive, data.platform / name, f"platform/{name}")
         if has_engine:
             (copy,) = databases.copy_sqlite([data.engine / "engine.db"], staging, on_bytes)
             databases.remove_store_records(copy)
@@ -133,15 +126,14 @@ def _add_databases(archive: ArchiveWriter, platform: Path, staging: Path, on_byt
         copy.unlink()
 
 
-def _add_tree(archive: ArchiveWriter, root: Path, name: str, skipped: set[str]) -> None:
-    databases_here = {
-        database + suffix for database in PLATFORM_DATABASES for suffix in ("", *databases.SQLITE_SUFFIXES)
-    }
-    for found in _walk(root, lambda path: path in skipped or path in databases_here):
-        _add_found(archive, found, f"{name}/{found.path}" if found.path else name)
+def _add_platform_files(archive: ArchiveWriter, root: Path) -> None:
+    """Add everything except databases and repositories."""
+    others = {*PLATFORM_DATABASES, *REPOSITORY_FOLDERS}
+    for found in _walk(root, lambda path: path in others or not _is_kept("platform", path)):
+        _add_found(archive, found, f"platform/{found.path}" if found.path else "platform")
 
 
-def _add_mirrors(archive: ArchiveWriter, root: Path) -> None:
+def _add_repositories(archive: ArchiveWriter, root: Path, root_name: str) -> None:
     """Add the repositories, the refs of each before the objects that the refs name.
 
     Git may pack objects in the meantime, which moves them to a new file, so the files are listed again until there are no new ones.
@@ -149,21 +141,32 @@ def _add_mirrors(archive: ArchiveWriter, root: Path) -> None:
     """
     if not root.is_dir():
         return
-    for found in _walk(root, lambda path: path.endswith((".git", ".removed"))):
-        _add_found(archive, found, f"platform/git/{found.path}" if found.path else "platform/git")
-    for mirror in sorted(root.glob("*.git")):
-        name = f"platform/git/{mirror.name}"
-        for found in _walk(mirror, _is_skipped_in_mirror):
+    for found in _walk(root, lambda path: path.endswith(".git") or not _is_kept(root_name, path)):
+        _add_found(archive, found, f"{root_name}/{found.path}" if found.path else root_name)
+    for repository in sorted(root.glob("*.git")):
+        name = f"{root_name}/{repository.name}"
+        for found in _walk(repository, partial(_is_added_later, name)):
             _add_found(archive, found, f"{name}/{found.path}" if found.path else name)
-        _add_if_present(archive, mirror / "packed-refs", f"{name}/packed-refs")
-        _add_objects(archive, mirror / "objects", f"{name}/objects")
+        _add_if_present(archive, repository / "packed-refs", f"{name}/packed-refs")
+        _add_objects(archive, repository / "objects", f"{name}/objects")
+
+
+def _is_kept(folder: str, path: str) -> bool:
+    return is_kept(PurePosixPath(folder, path))
+
+
+def _is_added_later(repository: str, path: str) -> bool:
+    """Return whether this file or directory of a repository is not added with the refs."""
+    return path in {"objects", "packed-refs"} or path.endswith(".lock") or not _is_kept(repository, path)
 
 
 def _add_objects(archive: ArchiveWriter, objects: Path, name: str) -> None:
     folders, files = set[str](), set[str]()
     for _ in range(MAX_OBJECT_PASSES):
         before = len(files)
-        for found in _walk(objects, lambda path: path in files or _is_temporary_object(path)):
+        for found in _walk(
+            objects, lambda path: path in files or _is_temporary_object(path) or not _is_kept(name, path)
+        ):
             known = folders if found.descriptor is None else files
             if found.path not in known:
                 known.add(found.path)
@@ -177,11 +180,6 @@ def _is_temporary_object(path: str) -> bool:
     """Return whether git is still writing this file below `objects`, or the directory is a quarantine."""
     name = path.rpartition("/")[2]
     return name.startswith(("tmp_", ".tmp-", "incoming-")) or name.endswith(".lock")
-
-
-def _is_skipped_in_mirror(path: str) -> bool:
-    is_temporary = path.startswith("sandyard/") and path.removeprefix("sandyard/") in SKIPPED_IN_OWN_FOLDER
-    return path in {"objects", "packed-refs", *SKIPPED_IN_MIRROR} or path.endswith(".lock") or is_temporary
 
 
 def _add_if_present(archive: ArchiveWriter, path: Path, name: str) -> None:

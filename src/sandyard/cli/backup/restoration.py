@@ -12,7 +12,14 @@ from typing import IO
 
 from sandyard.cli.backup import databases
 from sandyard.cli.backup.archive import READ_SIZE, ArchiveReader, BackupDamagedError, Manifest, Member
-from sandyard.cli.backup.collection import DUMP, ENGINE_ENTRIES, PLATFORM_DATABASES
+from sandyard.cli.backup.contents import (
+    DUMP,
+    PLATFORM_DATABASES,
+    REPOSITORY_CONFIG,
+    REPOSITORY_FOLDERS,
+    is_kept,
+    is_known,
+)
 from sandyard.cli.errors import CommandError
 from sandyard.cli.output import format_size
 from sandyard.cli.up.data_directory import RESTORE_FOLDER, DataDirectory
@@ -99,7 +106,8 @@ def restore(
         archive = ArchiveReader(file, identities, on_bytes)
         for member in archive:
             _check_path(member.path)
-            _unpack(member, staging)
+            if is_kept(member.path):
+                _unpack(member, staging)
         for name in PLATFORM_DATABASES:
             if (database := staging / "platform" / name).exists():
                 databases.check_sqlite(database)
@@ -108,6 +116,7 @@ def restore(
             # the driver would trust their paths and process ids on this machine
             databases.remove_store_records(database)
         (staging / "platform").mkdir(mode=0o700, exist_ok=True)
+        _configure_repositories(staging / "platform")
         if archive.manifest.database == "postgresql":
             assert database_url is not None
             databases.load_postgresql(database_url, staging / DUMP)
@@ -126,9 +135,7 @@ def restore(
 def _check_path(path: PurePosixPath) -> None:
     """Raise BackupDamagedError for a file that no backup contains. The engine would mount its store, and trust files that name this
     machine's processes and directories."""
-    top, *rest = path.parts
-    is_of_engine = top == "engine" and (not rest or rest[0] in {"engine.db", *ENGINE_ENTRIES})
-    if not is_of_engine and top not in {"platform", "engine.key", DUMP}:
+    if not is_known(path):
         raise BackupDamagedError(f"The backup contains {str(path)[:200]!r}, which does not belong there.")
 
 
@@ -144,6 +151,14 @@ def _unpack(member: Member, root: Path) -> None:
             shutil.copyfileobj(member.content, file, READ_SIZE)
     path.chmod(member.mode & 0o700)
     os.utime(path, (member.mtime, member.mtime))
+
+
+def _configure_repositories(platform: Path) -> None:
+    """Write the configuration of each restored repository anew: that of a backup could name programs to run."""
+    for folder in REPOSITORY_FOLDERS:
+        for repository in (platform / folder).glob("*.git"):
+            if repository.is_dir():
+                (repository / "config").write_text(REPOSITORY_CONFIG)
 
 
 def _remove(path: Path) -> None:

@@ -212,9 +212,12 @@ def open_transcript(
     return Transcript(client, session_id, show_line, show_message, start=start, after=after)
 
 
-def print_transcript(client: Client, session_id: str, screen: Screen, *, as_json: bool) -> None:
-    """Show the complete transcript so far."""
+def print_transcript(client: Client, session_id: str | None, screen: Screen, *, as_json: bool) -> None:
+    """Show the complete transcript so far. None: the session does not exist."""
     try:
+        if session_id is None:
+            screen.print_note("No messages yet.")
+            return
         open_transcript(client, session_id, screen, as_json=as_json).sync(has_ended=True)
     except ApiError as error:
         if error.http_status != 404:

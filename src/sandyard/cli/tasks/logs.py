@@ -56,9 +56,7 @@ def diff(task: str, attempt: int | None, paths: tuple[str, ...], shape: str | No
     with connect() as client:
         found = find_task(client, task)
         selected = find_attempt(found, attempt)
-        sandbox = selected.get("sandboxId") or client.get(f"/sessions/{quote_segment(selected['sessionId'])}").get(
-            "sandboxId"
-        )
+        sandbox = selected.get("sandboxId")
         if not sandbox:
             raise CommandError(f"Attempt {selected['number']} of {found['id']} has no sandbox yet.")
         with print_advice_on_error(selected["sessionId"]):

@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,7 +20,7 @@ from sandyard.cli.errors import FAILED, ApiError
 from sandyard.cli.live.asks import AskPrompt
 from sandyard.cli.live.feed import INTERRUPTED, FeedUpdate, follow_until
 from sandyard.cli.live.screen import Screen
-from sandyard.cli.live.transcript import open_transcript
+from sandyard.cli.live.transcript import Transcript, open_transcript
 from sandyard.cli.output import echo, escape, print_json
 from sandyard.cli.tasks.lookup import AgentNames
 from sandyard.cli.tasks.steps import PROGRESS_TEXTS, STEP_COLOURS, StepLog, format_step, get_step_name, get_step_state
@@ -44,12 +45,13 @@ def get_shown_state(client: Client, task: Any) -> dict[str, Shown]:
     """Return the current state of a task, by attempt."""
     found = {}
     for attempt in task.get("attempts") or []:
-        try:
-            newest = client.get(f"/sessions/{quote_segment(attempt['sessionId'])}/messages", limit=1)["items"]
-        except ApiError as error:
-            if error.http_status != 404:
-                raise
-            newest = []
+        newest = []
+        if session_id := attempt.get("sessionId"):
+            try:
+                newest = client.get(f"/sessions/{quote_segment(session_id)}/messages", limit=1)["items"]
+            except ApiError as error:
+                if error.http_status != 404:
+                    raise
         found[attempt["id"]] = Shown(tuple(attempt.get("steps") or ()), newest[0]["id"] if newest else "")
     return found
 
@@ -65,18 +67,24 @@ class AttemptFollower:
         self._screen = screen
         self._prefix = prefix
         self._detail: str | None = None
-        self.transcript = open_transcript(
-            client, attempt["sessionId"], screen, as_json=as_json, prefix=prefix, after=known.message
+        self._transcript: Transcript | None = None
+        self._open_transcript = partial(
+            open_transcript, client, screen=screen, as_json=as_json, prefix=prefix, after=known.message
         )
 
     def handle_events(self, update: FeedUpdate) -> None:
         """Show what is new in the transcript."""
+        session_id = self.attempt.get("sessionId")
+        if session_id is None:  # its session does not exist yet
+            return
+        if self._transcript is None:
+            self._transcript = self._open_transcript(session_id)
         try:
-            self.transcript.handle_events(
-                update.for_session(self.attempt["sessionId"]), has_ended=self.attempt["status"] not in ACTIVE
+            self._transcript.handle_events(
+                update.for_session(session_id), has_ended=self.attempt["status"] not in ACTIVE
             )
         except ApiError as error:
-            if error.http_status != 404:  # its session does not exist yet
+            if error.http_status != 404:  # it was deleted
                 raise
 
     def show_steps(self) -> None:
@@ -104,7 +112,7 @@ class AttemptFollower:
         text = PROGRESS_TEXTS.get(str(step), str(step or "starting").replace("_", " "))
         if detail := attempt.get("stepDetail"):
             text = escape(detail)
-        if step == "agent" and (activity := self.transcript.activity):
+        if step == "agent" and self._transcript is not None and (activity := self._transcript.activity):
             text = f"{text}: {activity}"
         return text
 
@@ -205,7 +213,7 @@ class TaskFollower:
             self._screen.set_status("not started" if self._task.get("startError") else waits)
 
     def _describe_activity(self, follower: AttemptFollower) -> str:
-        is_waiting = follower.attempt["sessionId"] in self._ask_prompt.waiting_sessions
+        is_waiting = follower.attempt.get("sessionId") in self._ask_prompt.waiting_sessions
         return "waiting for your answer" if is_waiting else follower.activity
 
 

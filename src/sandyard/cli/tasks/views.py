@@ -172,7 +172,7 @@ def _find_tasks_waiting_for_answer(tasks: list[Any], asks: list[Any]) -> set[str
         str(attempt["sessionId"]): str(task["id"])
         for task in tasks
         for attempt in task.get("attempts") or []
-        if attempt["status"] == "running"
+        if attempt["status"] == "running" and attempt.get("sessionId")
     }
     return {running[ask["sessionId"]] for ask in asks if ask["sessionId"] in running}
 

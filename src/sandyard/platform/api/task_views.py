@@ -88,7 +88,9 @@ class AttemptView(Model):
     task_id: str
     number: int
     owner_id: str = Field(description="The user on whose behalf the attempt runs.")
-    session_id: str = Field(description="The session the attempt runs in, which may not exist yet.")
+    session_id: str | None = Field(
+        description="The session the attempt runs in. Null before it exists and after it was deleted."
+    )
     sandbox_id: str | None
     agent: str
     model: str | None
@@ -132,6 +134,7 @@ class AttemptView(Model):
             **{name: getattr(row, name) for name in _ATTEMPT_FIELDS},
             step_detail=None if progress is None else progress["step"],
             step_output=None if progress is None else progress["output"],
+            session_id=card.session_id,
             sandbox_id=card.sandbox_id,
             queue_position=card.queue_position,
             stopping=row.cancel_at is not None and not AttemptStatus(row.status).is_final,
@@ -174,6 +177,9 @@ class CardView(Model):
     start_when_ready: bool = Field(
         description="True if the task starts automatically once it is not blocked and a slot is free."
     )
+    starts_for: str | None = Field(
+        description="The user on whose behalf it starts automatically. Null if it does not, and after it has started."
+    )
     start_error: str | None = Field(
         description="Why the task was not started automatically, although somebody had asked for it. It waits until somebody starts it."
     )
@@ -198,6 +204,7 @@ class CardView(Model):
             budget=BudgetSettings.model_validate(row.budget or {}),
             source={name: value for name, value in source.items() if name not in {"startsFor", "startError"}},
             start_when_ready="startsFor" in source,
+            starts_for=source.get("startsFor"),
             start_error=source.get("startError"),
             needs=list(card.needs),
             blocked_by=list(card.blocked_by),
@@ -288,7 +295,7 @@ class QueueView(Model):
 _STEP_FIELDS = ("round", "number", "name", "status", "tries", "detail", "error", "started_at", "finished_at")
 _WAITING_FIELDS = ("task_id", "project_id", "number", "agent", "model", "round", "queued_at")
 _ATTEMPT_FIELDS = (
-    *("id", "task_id", "number", "owner_id", "session_id", "agent", "model", "status", "step", "round"),
+    *("id", "task_id", "number", "owner_id", "agent", "model", "status", "step", "round"),
     *("error", "error_code", "queued_at", "started_at", "finished_at"),
 )
 _TASK_FIELDS = (

@@ -126,7 +126,7 @@ class NewTask(TaskInput):
 
 
 class TaskChange(Input):
-    """Fields left out are not changed. Attempts that have started are not affected."""
+    """Fields left out are not changed. Attempts that have started are not affected until they are retried or sent back."""
 
     model_config = example(title="Fix the login for good", priority=5)
 
@@ -251,6 +251,11 @@ async def get(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
 
 @router.patch("/tasks/{task_id}", name="task.update", dependencies=[limit_rate("execute")])
 async def update(request: Request, caller: Caller, tasks: Tasks, task_id: TaskId, body: TaskChange) -> TaskView:
+    """Change a task.
+
+    While it runs on behalf of somebody else, or will start so, only they, the project's owner and administrators may change anything but
+    `priority`, `needs` and `start`. With `start`, it starts on behalf of the caller or of nobody.
+    """
     given: dict[str, Any] = {name: getattr(body, name) for name in body.model_fields_set}
     add_audit_detail(request, changed=sorted(given))
     needs, start = given.pop("needs", None), given.pop("start", None)

@@ -40,7 +40,7 @@ def test_every_line_is_printed_once_over_broken_connections(scripted: ScriptedTa
     def install() -> None:
         setup = step("setup", "running")
         detail = "installing OpenCode (first time only)"
-        scripted.task = task("in_progress", attempt(step="setup", stepDetail=detail, steps=[setup]))
+        scripted.task = task("in_progress", attempt(step="setup", stepDetail=detail, steps=[setup], sessionId=None))
 
     def begin_work() -> None:
         scripted.task = task(

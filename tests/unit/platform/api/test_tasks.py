@@ -9,11 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import select
 
 from sandyard.kit.clock import get_time
 from sandyard.platform.api import schedules as schedules_api
 from sandyard.platform.api import tasks as tasks_api
-from sandyard.platform.db.models import Ask, ModelCall, PullRequest, Session, Step, Task
+from sandyard.platform.db.models import Ask, Attempt, ModelCall, PullRequest, Session, Step, Task
 from sandyard.platform.domain.tasks.fields import TaskFields
 from sandyard.platform.domain.tasks.model import AttemptStatus, Column
 from sandyard.platform.domain.tasks.schedules import Schedules
@@ -254,7 +255,9 @@ async def test_board_filters(board: BoardClient) -> None:
         (several, AttemptStatus.READY, Column.IN_REVIEW),
     ):
         await board.harness.set_status(await board.harness.tasks.get(board.harness.me, card["id"]), status, column)
-    session_id = asked["attempts"][0]["sessionId"]
+    async with board.harness.world.database.reading() as session:
+        session_id = await session.scalar(select(Attempt.session_id).where(Attempt.task_id == asked["id"]))
+    assert session_id is not None
     ownership = {"owner_id": board.harness.me.user_id, "project_id": board.harness.project.id, "template": "base"}
     async with board.harness.world.database.transaction() as tx:
         tx.add(Session(id=session_id, task_id=asked["id"], title="x", created_at=now, updated_at=now, **ownership))

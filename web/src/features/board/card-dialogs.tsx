@@ -28,7 +28,7 @@ export function CardDialogs({
       <Suspense>
         <FeedbackDialog
           title={dialog.move.task.title}
-          sessionId={leadingAttempt(dialog.move.task)?.sessionId}
+          sessionId={leadingAttempt(dialog.move.task)?.sessionId ?? undefined}
           onClose={onClose}
           onSend={(feedback, onSent) => {
             onClose();

@@ -35,7 +35,7 @@ export function TaskActions({ task }: { task: Task }) {
     task.status === "in_review" && countReadyAttempts(task) <= 1 && canMerge(task.pullRequest)
       ? task.pullRequest
       : null;
-  const sessionId = leadingAttempt(task)?.sessionId;
+  const sessionId = leadingAttempt(task)?.sessionId ?? undefined;
   const cancel = useCancelLabel(sessionId);
   const close = () => setDialog(null);
   const moveTo = (status: Task["status"]) => {

@@ -33,7 +33,7 @@ import { TaskActions } from "./actions";
 import { NextSteps } from "./next-steps";
 import { RaiseBudget } from "./raise-budget";
 import { StepLine } from "./steps";
-import { useTaskActions } from "./use-task-actions";
+import { useMayChangeWork, useTaskActions } from "./use-task-actions";
 
 export function TaskHeader({
   task,
@@ -116,7 +116,7 @@ export function TaskHeader({
             {attempt?.errorCode?.startsWith("model_") && <p className="text-soft">{adviceFor(attempt.errorCode)}</p>}
             <NextSteps task={task} attempt={attempt} />
           </div>
-          {attempt?.errorCode === "permission_refused" && (
+          {attempt?.errorCode === "permission_refused" && attempt.sessionId && (
             <span className="ml-auto shrink-0">
               <AllowDenied sessionId={attempt.sessionId} />
             </span>
@@ -146,7 +146,7 @@ export function TaskHeader({
 
 /** Link to the pending question: it may be visible next to this tab, or be in the conversation of any attempt. */
 function ToQuestion({ task, asked }: { task: Task; asked: ReadonlySet<string> }) {
-  const attempt = task.attempts.find((candidate) => asked.has(candidate.sessionId));
+  const attempt = task.attempts.find((candidate) => asked.has(candidate.sessionId ?? ""));
   return (
     <Link
       to="/tasks/$taskId"
@@ -205,6 +205,7 @@ function AttemptPicker({
 function EditableTitle({ task }: { task: Task }) {
   const [draft, setDraft] = useState<string | null>(null);
   const { update } = useTaskActions();
+  const mayChange = useMayChangeWork(task);
   const field = useRef<HTMLInputElement>(null);
   const editing = draft !== null;
   useEffect(() => {
@@ -241,9 +242,11 @@ function EditableTitle({ task }: { task: Task }) {
   return (
     <div className="flex min-w-0 flex-1 basis-40 items-center gap-1 sm:basis-60">
       <h1 className="line-clamp-2 min-w-0 text-[15px] font-semibold break-words">{task.title}</h1>
-      <IconButton label="Edit title" size="sm" onClick={() => setDraft(task.title)}>
-        <Pencil className="size-3.5" aria-hidden />
-      </IconButton>
+      {mayChange && (
+        <IconButton label="Edit title" size="sm" onClick={() => setDraft(task.title)}>
+          <Pencil className="size-3.5" aria-hidden />
+        </IconButton>
+      )}
     </div>
   );
 }

@@ -18,7 +18,7 @@ import { showError, toast } from "@/ui/toast";
 export function MergeButton({ task, pull }: { task: Task; pull: PullSummary }) {
   const [open, setOpen] = useState(false);
   const project = useProject(task.projectId).data;
-  const sessionId = leadingAttempt(task)?.sessionId;
+  const sessionId = leadingAttempt(task)?.sessionId ?? undefined;
   const cancel = useCancelLabel(sessionId);
   const method = project?.settings.forge?.mergeMethod ?? "squash";
   const merge = useMergePullRequest({

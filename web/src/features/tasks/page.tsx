@@ -14,7 +14,7 @@ import { useTitle } from "@/ui/page";
 import { Empty, Loaded } from "@/ui/states";
 import { StartButton } from "./actions";
 import { TaskHeader } from "./header";
-import { useTaskActions } from "./use-task-actions";
+import { useMayChangeWork, useTaskActions } from "./use-task-actions";
 
 /** The page of a task. */
 export function TaskPage() {
@@ -70,13 +70,14 @@ export function TaskPage() {
 function NotStarted({ task }: { task: Task }) {
   const [draft, setDraft] = useState<string | null>(null);
   const { update } = useTaskActions();
+  const mayChange = useMayChangeWork(task);
   const open = task.status === "backlog";
   return (
     <div className="min-h-0 flex-1 overflow-y-auto">
       <div className="mx-auto max-w-3xl px-3 py-4 sm:px-5">
         <div className="mb-2 flex items-center gap-2">
           <h2 className="mr-auto text-[13px] font-medium text-soft">Description</h2>
-          {draft === null && (
+          {draft === null && mayChange && (
             <Button size="sm" look="ghost" onClick={() => setDraft(task.description)}>
               <Pencil className="size-3.5" aria-hidden /> Edit
             </Button>

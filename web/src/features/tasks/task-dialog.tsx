@@ -10,6 +10,7 @@ import { Button } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
 import { Empty, errorMessage, Loaded } from "@/ui/states";
 import { toast } from "@/ui/toast";
+import { OthersWorkNote } from "./others-work-note";
 import { TaskFields } from "./task-fields";
 import {
   changesOf,
@@ -131,6 +132,7 @@ export function TaskDialog({ open, onOpenChange, projectId, source, task, focus 
                   {errorMessage(save.error)}
                 </p>
               )}
+              {task && <OthersWorkNote task={task} />}
               <TaskFields draft={draft} set={set} errors={errors} task={task} projects={choices} focus={focus} />
             </form>
           ) : (

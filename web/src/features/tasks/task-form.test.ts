@@ -4,7 +4,7 @@ import { changesOf, draftOf, emptyDraft, errorsOf, newTask, remainingErrors } fr
 
 const task = {
   id: "tsk_1", projectId: "prj_1", title: "Fix it", description: "", status: "backlog", agent: "demo", model: null, wanted: [],
-  baseBranch: null, fromSessionId: null, priority: 0, budget: { usd: null, tokens: null }, needs: [], startWhenReady: false, startError: null,
+  baseBranch: null, fromSessionId: null, priority: 0, budget: { usd: null, tokens: null }, needs: [], startWhenReady: false, startsFor: null, startError: null,
 } as unknown as Task; // biome-ignore format: a row
 
 it("sends one attempt as the task's agent, and several as a list of attempts", () => {

@@ -8,7 +8,7 @@ import { useOpenPreview } from "@/features/previews/open-preview";
 import { stripAnsi } from "@/lib/ansi";
 import type { WorkSearch } from "@/lib/search-params";
 import { useStored } from "@/lib/stored";
-import { describeActivity, hasSession } from "@/model/task-facts";
+import { describeActivity } from "@/model/task-facts";
 import { IconButton } from "@/ui/button";
 import { Empty, ErrorState, Loading } from "@/ui/states";
 import { type Tab, TabBar } from "@/ui/tabs";
@@ -17,7 +17,8 @@ import { Panel, type WorkspaceContent } from "./panels";
 import { useCheckedOut } from "./use-checked-out";
 
 export interface WorkspaceProps {
-  sessionId: string;
+  /** Null if the attempt has no session yet, or no longer. */
+  sessionId: string | null;
   task?: Task | undefined;
   attempt?: Attempt | undefined;
   search: WorkSearch;
@@ -26,10 +27,9 @@ export interface WorkspaceProps {
 
 /** An agent's work in tabs or, on a wide screen, the conversation beside one of the tabs. */
 export function Workspace({ sessionId, task, attempt, search, onSearch }: WorkspaceProps) {
-  const exists = !attempt || hasSession(attempt);
-  const query = useSession(sessionId, { enabled: exists });
+  const query = useSession(sessionId ?? "", { enabled: sessionId !== null });
   if (query.data) return <Tabs work={{ session: query.data, task, attempt }} search={search} onSearch={onSearch} />;
-  const missing = !exists || (query.error instanceof ApiError && query.error.status === 404);
+  const missing = sessionId === null || (query.error instanceof ApiError && query.error.status === 404);
   if (missing && attempt) return <NotYet attempt={attempt} projectId={task?.projectId} />;
   if (query.isPending && !query.error) return <Loading lines={6} />;
   return <ErrorState error={query.error} retry={() => query.refetch()} />;

@@ -37,7 +37,7 @@ class AttemptState(Model):
     )
     round: int
     queue_position: int | None
-    session_id: str
+    session_id: str | None = Field(description="Null before its session exists and after it was deleted.")
     sandbox_id: str | None
     branch: str | None
     verified: bool | None = Field(description="Whether the verify command passed. Null if it has not run yet.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated
 
 from pydantic import Field
@@ -269,14 +270,12 @@ async def task_diff(call: Call, arguments: TaskDiff) -> DiffView:
 async def task_transcript(call: Call, arguments: TaskTranscript) -> Transcript:
     """Read an attempt's transcript, newest first: prompts, answers, thoughts, plans and tool calls."""
     attempt = await _get_attempt(call, arguments.task_id, arguments.attempt)
-    try:
-        return transcript.get_page(
-            await call.services.sessions.list_messages(call.caller, attempt.session_id, arguments.page)
-        )
-    except NotFoundError:
-        raise ConflictError(
-            f"Attempt {attempt.number} has no session: it has not started, or its session was deleted."
-        ) from None
+    if attempt.session_id is not None:
+        with contextlib.suppress(NotFoundError):
+            return transcript.get_page(
+                await call.services.sessions.list_messages(call.caller, attempt.session_id, arguments.page)
+            )
+    raise ConflictError(f"Attempt {attempt.number} has no session: it has not started, or its session was deleted.")
 
 
 async def _get_state(call: Call, row: models.Task) -> TaskState:

@@ -32,7 +32,7 @@ class TaskSource(TypedDict, total=False):
     scheduleId: str  # schedule
     name: str
     startsFor: str
-    """The user for whom it starts as soon as it can. The API does not show it."""
+    """The user for whom it starts as soon as it can. The API shows it as a field of the task."""
     startError: str
     """Why it was not started automatically. The API shows it as a field of the task."""
 

@@ -22,7 +22,7 @@ from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError
 from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database, Transaction
-from sandyard.platform.db.models import Attempt, Project, Task
+from sandyard.platform.db.models import Attempt, Project, Task, User
 from sandyard.platform.db.models.task_details import MessageToAgent, TaskSource
 from sandyard.platform.domain.agents.runner.turns import write_allowance
 from sandyard.platform.domain.paging import Listing, PageRequest, read_rows
@@ -43,6 +43,8 @@ _ACTIVE_COLUMNS = (Column.IN_PROGRESS, Column.IN_REVIEW)
 _column_order: ColumnElement[int] = case(
     {column.value: number for number, column in enumerate(Column)}, value=Task.status, else_=len(Column)
 )
+_FREE_FIELDS = frozenset(("priority",))
+"""Fields of a task that say nothing about the work itself, so every member may change them at any time."""
 _CURSOR = re.compile(r"([0-9])_(-?[0-9]{1,10})_([A-Za-z0-9_]{1,40})")
 
 
@@ -247,7 +249,8 @@ class Tasks:
         """Change a task. `changes` are fields of TaskFields by name, and `from_session_id`. Raises like `create`.
 
         Attempts that have started are not affected until they are retried or sent back. `start`: whether a task in the backlog starts as
-        soon as possible.
+        soon as possible, on behalf of the caller. Raises ForbiddenError for changes of what runs on behalf of somebody else, except by the
+        project's owner and administrators.
         """
         before = await self.get(caller, task_id)
         field_changes = {name: value for name, value in changes.items() if name != "from_session_id"}
@@ -256,6 +259,10 @@ class Tasks:
             await self.check_agents(caller.user_id, fields)
         async with self._database.transaction() as tx:
             project, task = await self._lock_task(tx, caller, task_id)
+            if start is not None and task.status == Column.BACKLOG:
+                moves.set_automatic_start(task, None)
+            if changes.keys() - _FREE_FIELDS and not (caller.is_admin or caller.user_id == project.owner_id):
+                await _require_own_work(tx.session, caller, task)
             for name, value in TaskFields.model_validate({**_get_fields(task), **field_changes}).to_columns().items():
                 setattr(task, name, value)
             task.from_session_id = changes.get("from_session_id", task.from_session_id)
@@ -266,10 +273,8 @@ class Tasks:
             task.updated_at = get_time(self._clock)
             changed = sorted([*changes, *(["needs"] if needs is not None else [])])
             tx.emit("task.updated", **moves.make_event_ids(task, project), title=task.title, changed=changed)
-            if start is not None and task.status == Column.BACKLOG:
-                moves.set_automatic_start(task, None)
-                if start:
-                    await self._moves.start_when_ready(tx, project, task, caller.user_id)
+            if start and task.status == Column.BACKLOG:
+                await self._moves.start_when_ready(tx, project, task, caller.user_id)
         return task
 
     async def delete(self, caller: Principal, task_id: str) -> None:
@@ -443,6 +448,16 @@ def _start_after_cursor(query: Select[Task], cursor: str | None) -> Select[Task]
 
 def _make_cursor(task: Task) -> str:
     return f"{list(Column).index(Column(task.status))}_{task.position}_{task.id}"
+
+
+async def _require_own_work(session: AsyncSession, caller: Principal, task: Task) -> None:
+    """Raise ForbiddenError if the task starts or can continue on behalf of another user than the caller."""
+    users = await session.scalars(moves.select_users_it_runs_for(task).where(User.id != caller.user_id))
+    if names := sorted(user.name for user in users):
+        raise ForbiddenError(
+            f"This task runs on behalf of {' and '.join(names)}, so only they, the project's owner or an administrator may change what it "
+            "does. You may move it to the backlog without automatic start, change it there, and start it on your own behalf."
+        )
 
 
 async def _is_abandoned(session: AsyncSession, task: Task) -> bool:

@@ -31,11 +31,13 @@ class Queue(Protocol):
 class AttemptCard:
     """An attempt as shown on the board.
 
+    `session_id`: None until its session exists, whose id is chosen before, and after it was deleted.
     `queue_position`: 1 is next. `seconds`: working time, without waiting before and between rounds. `working_since`: while it is working,
     a time that is `seconds` ago, to show a running clock. `steps`: None if they were not requested.
     """
 
     attempt: Attempt
+    session_id: str | None
     sandbox_id: str | None
     queue_position: int | None
     spent: UsageTotals
@@ -127,6 +129,7 @@ class Cards:
         return [
             AttemptCard(
                 attempt=row,
+                session_id=row.session_id if row.session_id in sandboxes else None,
                 sandbox_id=sandboxes.get(row.session_id),
                 queue_position=queue.get(row.id),
                 spent=spent.get(row.session_id, UsageTotals()),

@@ -17,7 +17,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
-from dbos import DBOS, DBOSConfig, SetWorkflowID, WorkflowSerializationFormat
+from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, SetWorkflowID, WorkflowSerializationFormat
+from dbos._serialization import DefaultSerializer
 from sqlalchemy.engine import make_url
 
 from sandyard.kit import telemetry
@@ -36,6 +37,14 @@ DELETE_BATCH = 500
 """Number of rounds deleted in one batch."""
 _FAILED_STATUSES = ("ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 _current: Durable | None = None
+
+
+def _refuse_pickle(_: DefaultSerializer, serialized_data: str) -> Any:
+    raise ValueError("The database contains pickled data, which is not loaded because it could run programs.")
+
+
+# each row says in which format it is, so a backup that somebody has changed could bring pickled data; there is no setting against it
+DefaultSerializer.deserialize = _refuse_pickle  # type: ignore[assignment]
 
 
 @DBOS.workflow(
@@ -203,6 +212,7 @@ class Durable:
             "log_level": "WARNING",
             "use_listen_notify": False,
             "enable_otlp": False,
+            "serializer": DBOSPortableJSONSerializer(),
             **self._get_storage_config(),
         }
         DBOS(config=config)

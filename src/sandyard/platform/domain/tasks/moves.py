@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
-from sqlalchemy import func, literal, select
+from sqlalchemy import Select, func, literal, not_, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.clock import Clock, get_time
@@ -93,6 +93,23 @@ def set_automatic_start(task: Task, user_id: str | None, *, error: str | None = 
     if error is not None:
         source["startError"] = error
     task.source = source
+
+
+def select_users_it_runs_for(task: Task) -> Select[User]:
+    """Return the query for the users on whose behalf the task starts automatically, or its attempts work or can be continued.
+
+    A task in the backlog or in done starts over with new attempts, on behalf of whoever starts it. Users who lost access to the project
+    are left out: nothing runs for them any more.
+    """
+    closed = (AttemptStatus.ARCHIVED, AttemptStatus.MERGED)
+    continuing = (
+        Attempt.status.in_(ACTIVE_ATTEMPTS)
+        if task.status in {Column.BACKLOG, Column.DONE}
+        else Attempt.status.not_in(closed)
+    )
+    owners = select(Attempt.owner_id).where(Attempt.task_id == task.id, continuing)
+    has_access = not_(has_lost_access(User.id, literal(task.project_id)))
+    return select(User).where(or_(User.id.in_(owners), User.id == task.source.get("startsFor")), has_access)
 
 
 async def require_stopped(tx: Transaction, task: Task) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
+import pickle
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -116,6 +120,47 @@ async def test_workflows_that_ended_long_ago_are_deleted(make: Make, monkeypatch
     assert [await durable.get_state(attempt, 1) for attempt in ended] == [None] * len(ended)
     gate.set()
     await until(is_done(durable, "att_runs"))
+
+
+class TouchingFile:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, str]]:
+        return open, (str(self._path), "w")
+
+
+async def test_a_pickle_in_the_database_is_not_loaded(tmp_path: Path) -> None:
+    """A backup that somebody has changed can bring one."""
+    database, marker, gate = tmp_path / "workflows.db", tmp_path / "marker", asyncio.Event()
+
+    async def hold() -> StepResult:
+        await gate.wait()
+        return {}
+
+    async def run_round(step: StepRunner, attempt_id: str, number: int) -> None:
+        await step("hold", hold)
+
+    durable = Durable(f"sqlite:///{database}", "test", run_round)
+    for attempt in ("att_1", "att_2"):
+        await durable.begin(attempt, 1)
+    await durable.close()
+    pickled = base64.b64encode(pickle.dumps(TouchingFile(marker))).decode()
+    with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("UPDATE workflow_status SET serialization = 'py_pickle' WHERE workflow_uuid = 'att_1-1'")
+        changed = connection.execute("UPDATE workflow_input SET inputs = ? WHERE workflow_uuid = 'att_1-1'", (pickled,))
+        assert changed.rowcount == 1
+    gate.set()
+    again = Durable(f"sqlite:///{database}", "test", run_round)
+    try:
+        await until(is_done(again, "att_2"))
+        with contextlib.suppress(Exception):
+            await again.get_state("att_1", 1)
+        assert not marker.exists()
+    finally:
+        await again.close()
 
 
 async def test_closing_while_opening_does_not_hang(make: Make) -> None:

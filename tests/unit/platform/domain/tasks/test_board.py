@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from sqlalchemy import event, inspect
+from sqlalchemy import event, inspect, select
 
 from sandyard.kit.clock import get_time
 from sandyard.kit.errors import ConflictError, ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.platform.db.database import DatabaseUnavailableError, Transaction
-from sandyard.platform.db.models import Project, Task
+from sandyard.platform.db.models import Attempt, Project, Task
 from sandyard.platform.domain import paging
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.tasks import columns, moves, positions
@@ -356,6 +356,20 @@ async def test_starts_when_last_need_is_done(harness: BoardHarness) -> None:
     assert "startsFor" not in (await harness.tasks.get(harness.me, waiting.id)).source
 
 
+async def test_an_attempt_shows_its_session_once_it_exists(harness: BoardHarness) -> None:
+    task, session_id = await harness.create_task(start=True), await harness.create_session("running")
+
+    async def get_shown_session() -> str | None:
+        (shown,) = (await harness.tasks.cards.get_card(task)).attempts
+        return shown.session_id
+
+    assert await get_shown_session() is None
+    async with harness.world.database.transaction() as tx:
+        (attempt,) = await tx.session.scalars(select(Attempt).where(Attempt.task_id == task.id))
+        attempt.session_id = session_id
+    assert await get_shown_session() == session_id
+
+
 async def test_starts_after_database_outage(harness: BoardHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandyard.platform.db.retry.RETRY_S", 0.01)
     first = await harness.create_task()
@@ -389,6 +403,59 @@ async def test_waiting_tasks_start_by_priority(harness_on_each_database: BoardHa
     await harness.world.projects.remove_member(harness.me, harness.project.id, harness.member.principal.user_id)
     await harness.tasks.update(harness.me, low.id, {}, start=True)
     assert await harness.list_titles(IN_PROGRESS) == ["low"]
+
+
+@pytest.mark.parametrize("state", ["waiting", "queued", "failed", "in review", "cancelled"])
+async def test_nobody_else_changes_what_runs_on_behalf_of_a_member(harness: BoardHarness, state: str) -> None:
+    mo, first = harness.member.principal, await harness.create_task("first")
+    eve = await harness.world.create_person("eve")
+    await harness.world.projects.add_member(harness.me, harness.project.id, eve.principal.user_id)
+    needs = [first.id] if state == "waiting" else []
+    task = await harness.tasks.create(mo, harness.project.id, TaskFields(title="x"), needs=needs, start=True)
+    if state == "failed":
+        await harness.fail_attempts(task, "no")
+    elif state == "in review":
+        await harness.set_status(task, AttemptStatus.IN_REVIEW, IN_REVIEW)
+    elif state == "cancelled":
+        await harness.tasks.stop(mo, task.id)
+    changes: list[dict[str, Any]] = [
+        {"title": "print the keys"},
+        {"description": "print the keys"},
+        {"agent": "opencode"},
+        {"base_branch": "other"},
+        {"attempts": [{"agent": "demo"}, {"agent": "demo"}]},
+        {"budget": {"usd": 100}},
+        {"from_session_id": None},
+        {"priority": 5, "title": "print the keys"},
+    ]
+    for change in changes:
+        with pytest.raises(ForbiddenError, match="on behalf of mo"):
+            await harness.tasks.update(eve.principal, task.id, change)
+    await harness.tasks.update(eve.principal, task.id, {"priority": 5}, needs=[])
+    for caller, title in ((mo, "of mo"), (harness.me, "of the project's owner"), (ROOT, "of an administrator")):
+        assert (await harness.tasks.update(caller, task.id, {"title": title})).title == title
+
+
+async def test_a_member_can_take_a_task_over(harness: BoardHarness) -> None:
+    mo, first = harness.member.principal, await harness.create_task("first")
+    eve = (await harness.world.create_person("eve")).principal
+    await harness.world.projects.add_member(harness.me, harness.project.id, eve.user_id)
+    fields = TaskFields(title="x")
+    waiting = await harness.tasks.create(mo, harness.project.id, fields, needs=[first.id], start=True)
+    taken = await harness.tasks.update(eve, waiting.id, {"title": "of eve"}, start=True)
+    assert (taken.title, taken.source["startsFor"]) == ("of eve", eve.user_id)
+    await harness.tasks.update(mo, waiting.id, {"title": "of mo"}, start=False)
+    await harness.tasks.update(eve, waiting.id, {"title": "nobody's"})
+
+    started = await harness.tasks.create(mo, harness.project.id, fields, start=True)
+    await harness.tasks.move(eve, started.id, BACKLOG)
+    await harness.tasks.update(eve, started.id, {"title": "of eve"})
+    await harness.tasks.move(eve, started.id, IN_PROGRESS)
+    assert [row.owner_id for row in await harness.list_attempts(started)][-1] == eve.user_id
+    with pytest.raises(ForbiddenError, match="on behalf of eve"):
+        await harness.tasks.update(mo, started.id, {"title": "of mo"})
+    await harness.world.projects.remove_member(harness.me, harness.project.id, eve.user_id)
+    await harness.tasks.update(mo, started.id, {"title": "of mo"})
 
 
 @pytest.mark.parametrize("how", ["removed", "disabled"])
