@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sandyard.kit.folder import OwnedFolder
+from sandyard.kit.ids import make_random_id
 
 
 class DataDir(OwnedFolder):
@@ -16,6 +17,13 @@ class DataDir(OwnedFolder):
     @property
     def database(self) -> Path:
         return self.path / "engine.db"
+
+    def read_id(self) -> str:
+        """Return the id of this directory, which is created on first use. It must be locked."""
+        path = self.path / "id"
+        if not path.exists():
+            path.write_text(f"{make_random_id('', 16)}\n")
+        return path.read_text().strip()
 
     @property
     def store(self) -> Path:
