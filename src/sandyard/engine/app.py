@@ -132,6 +132,7 @@ def run(
     CONNECTIONS.configure(settings.max_connections, settings.max_connections_per_address)
     sys.setswitchinterval(SWITCH_SECONDS)
     data = DataDir(settings.data_dir)
+    _check_records(settings, data)
     with contextlib.ExitStack() as stack:
         stack.callback(telemetry.close)
         listener = stack.enter_context(listen(settings.host, settings.port))
@@ -156,6 +157,20 @@ def run(
             data.lock()
         listeners = _Listeners(listener, secure, redirect, join)
         runner.run(_serve(settings, data, database, listeners, ready, access_log=access_log))
+
+
+def _check_records(settings: EngineSettings, data: DataDir) -> None:
+    """Raise ConflictError if the records of this data directory are in the other kind of database: an engine without them would remove
+    all sandboxes."""
+    if settings.database_url is not None and data.database.exists():
+        raise ConflictError(
+            f"The records of {data.path} are in SQLite, and are not copied to PostgreSQL. Choose a new --data-dir, or start without "
+            "SANDYARD_ENGINE_DATABASE_URL."
+        )
+    if settings.database_url is None and data.id_file.exists():
+        raise ConflictError(
+            f"The records of {data.path} are in PostgreSQL. Set SANDYARD_ENGINE_DATABASE_URL, or choose a new --data-dir."
+        )
 
 
 def _make_postgres_database(url: str, data: DataDir) -> PostgresDatabase:

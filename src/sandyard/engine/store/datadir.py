@@ -20,10 +20,14 @@ class DataDir(OwnedFolder):
 
     def read_id(self) -> str:
         """Return the id of this directory, which is created on first use. It must be locked."""
-        path = self.path / "id"
-        if not path.exists():
-            path.write_text(f"{make_random_id('', 16)}\n")
-        return path.read_text().strip()
+        if not self.id_file.exists():
+            self.id_file.write_text(f"{make_random_id('', 16)}\n")
+        return self.id_file.read_text().strip()
+
+    @property
+    def id_file(self) -> Path:
+        """The id of this directory, if its records are in PostgreSQL."""
+        return self.path / "id"
 
     @property
     def store(self) -> Path:

@@ -28,7 +28,7 @@ import asyncpg  # type: ignore[import-untyped]
 
 from sandyard.engine.store.database import Database, DatabaseUnavailableError, Row
 from sandyard.engine.store.schema import STEPS
-from sandyard.kit.errors import NoSpaceError, SandyardError
+from sandyard.kit.errors import ConflictError, NoSpaceError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.postgres import BROKEN_CONNECTION, DETECT_VANISHED, HELD_BY_ANYBODY
 
@@ -40,8 +40,9 @@ SCHEMA = "sandyard_engine"
 ANSWER_S = 4.0
 """How long the server may take to answer. A write that takes longer may or may not have happened, so the engine ends."""
 BEAT_S = 1.0
-SILENCE_S = 5
+SILENCE_S = 6
 """Time after which the server ends the connection of a silent engine."""
+CONNECT_S = 10.0
 GRACE_S, LOOK_S, REGAIN_S = 3.0, 0.5, 0.25
 _LOCK = 0x5359_454E
 _PREPARE = f"{DETECT_VANISHED}; SET idle_session_timeout = '{SILENCE_S}s'; SET idle_in_transaction_session_timeout = '{SILENCE_S}s'"
@@ -94,8 +95,10 @@ class PostgresDatabase(Database):
             except (DatabaseUnavailableError, *BROKEN_CONNECTION) as error:
                 await self._run_async(self._drop())
                 if not reason:
-                    raise DatabaseUnavailableError(f"Could not connect to the engine's database: {error}") from error
-                state = _Waiting(f"The database is not responding: {error}", is_free=False)
+                    raise DatabaseUnavailableError(
+                        f"Could not connect to the engine's database: {_name(error)}"
+                    ) from error
+                state = _Waiting(f"The database is not responding: {_name(error)}", is_free=False)
             if state is None:
                 break
             free_since = (free_since or loop.time()) if state.is_free else None
@@ -126,7 +129,7 @@ class PostgresDatabase(Database):
             self._migrate()
         except BROKEN_CONNECTION as error:
             self.close()
-            raise DatabaseUnavailableError(f"Could not connect to the engine's database: {error}") from error
+            raise DatabaseUnavailableError(f"Could not connect to the engine's database: {_name(error)}") from error
         except BaseException:
             self.close()
             raise
@@ -204,13 +207,16 @@ class PostgresDatabase(Database):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def _migrate(self) -> None:
-        version = int(self.query(f"SELECT COALESCE(max(version), 0) FROM {SCHEMA}.schema_version")[0][0])  # noqa: S608
+        is_new = self.query("SELECT to_regclass(?)::text", (f"{SCHEMA}.schema_version",))[0][0] is None
+        version = 0 if is_new else self.query(f"SELECT COALESCE(max(version), 0) FROM {SCHEMA}.schema_version")[0][0]  # noqa: S608
         if version > len(STEPS):
             raise SandyardError(
                 f"The engine's database was created by a newer engine (schema {version}, supported here: {len(STEPS)}). Upgrade the engine."
             )
         if version == len(STEPS):
             return
+        if self._identity is None:
+            raise ConflictError("The engine's database has no tables of this version yet. Start the engine first.")
         with self.transaction():  # if a step fails, the old schema stays
             for step in STEPS[version:]:
                 self._perform("execute", translate_schema(step))
@@ -222,6 +228,8 @@ class PostgresDatabase(Database):
     # in the database's thread -----------------------------------------------------------------------------------------
 
     async def _ask(self, method: str, sql: str, values: Sequence[Any], transaction: Any, *, is_final: bool) -> Any:
+        if self._problem is not None:
+            raise DatabaseUnavailableError(self._problem)  # without waiting for the attempts to reconnect
         async with self._asking:
             connection = self._connection
             if self._problem is not None or connection is None or connection.is_closed():
@@ -243,7 +251,7 @@ class PostgresDatabase(Database):
         await self._drop()
         self._broken = broken = asyncio.Event()
         connection = await asyncpg.connect(
-            self._url, timeout=ANSWER_S, server_settings={"search_path": SCHEMA, "application_name": "sandyard-engine"}
+            self._url, timeout=CONNECT_S, server_settings={"search_path": SCHEMA, "application_name": "sandyard-engine"}
         )
         connection.add_termination_listener(lambda _: broken.set())
         try:
@@ -309,7 +317,7 @@ class PostgresDatabase(Database):
                     await self._connection.fetchval("SELECT 1", timeout=ANSWER_S)
                 except BROKEN_CONNECTION as error:
                     self._connection.terminate()
-                    return str(error) or type(error).__name__
+                    return _name(error)
 
     async def _regain(self) -> bool:
         """Return True when the lock is held again, and False when this engine has to end."""
@@ -367,6 +375,10 @@ async def _read_owner(connection: Any) -> dict[str, Any] | None:
 
 def _describe(owner: dict[str, Any] | None) -> str:
     return "Another engine" if owner is None else f"The engine on {owner.get('host')} (process {owner.get('pid')})"
+
+
+def _name(error: BaseException) -> str:
+    return str(error) or type(error).__name__  # a timeout has no message
 
 
 def _is_intact(connection: Any, error: BaseException) -> bool:

@@ -103,7 +103,9 @@ def test_layers_keep_their_origin(records: Database) -> None:
 
 def test_keys_that_another_process_creates_or_revokes_are_noticed(records: Database, tmp_path: Path) -> None:
     keys = ApiKeys(records)
-    other = PostgresDatabase(records._url) if isinstance(records, PostgresDatabase) else Database(tmp_path / "engine.db")
+    other = (
+        PostgresDatabase(records._url) if isinstance(records, PostgresDatabase) else Database(tmp_path / "engine.db")
+    )
     other.open()
     key, secret = ApiKeys(other).create("laptop")
     assert keys.check(secret.reveal()) == key
