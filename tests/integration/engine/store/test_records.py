@@ -12,13 +12,16 @@ import asyncpg
 import pytest
 
 import sandyard.engine
+from sandyard.engine.app import _check_records
 from sandyard.engine.contract import Handle
 from sandyard.engine.drivers.cluster.model import ELSEWHERE
 from sandyard.engine.hosts.origins import StoredOrigins
 from sandyard.engine.sandboxes.logs import LogQuery, SandboxLogs
 from sandyard.engine.sandboxes.model import LogLevel
 from sandyard.engine.sandboxes.repository import KeyUse, SandboxRepository
+from sandyard.engine.settings import EngineSettings
 from sandyard.engine.store.database import Database
+from sandyard.engine.store.datadir import DataDir
 from sandyard.engine.store.keys import ApiKeys
 from sandyard.engine.store.postgres import PostgresDatabase, translate_sql
 from sandyard.engine.store.schema import STEPS
@@ -113,6 +116,22 @@ def test_keys_that_another_process_creates_or_revokes_are_noticed(records: Datab
     keys._checked_at = 0.0
     assert keys.check(secret.reveal()) is None
     other.close()
+
+
+def test_a_data_directory_is_not_used_without_its_records(tmp_path: Path) -> None:
+    """The engine would remove all sandboxes, because it would find no records of them."""
+    url, data = "postgresql://localhost/records", DataDir(tmp_path)
+    with_postgres = EngineSettings.load({}, data_dir=tmp_path, database_url=url)
+    without = EngineSettings.load({}, data_dir=tmp_path)
+    data.database.touch()
+    with pytest.raises(ConflictError, match="are in SQLite"):
+        _check_records(with_postgres, data)
+    _check_records(without, data)
+    data.database.unlink()
+    data.read_id()
+    with pytest.raises(ConflictError, match="are in PostgreSQL"):
+        _check_records(without, data)
+    _check_records(with_postgres, data)
 
 
 @pytest.fixture
