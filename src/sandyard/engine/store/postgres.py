@@ -166,15 +166,18 @@ class PostgresDatabase(Database):
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        self._perform("execute", "BEGIN")
-        self._transaction = self._connection
+        self._transaction = self._run(self._begin())
         try:
             yield
-            self._perform("execute", "COMMIT", writes=True, commits=True)
         except BaseException:
             with contextlib.suppress(SandyardError):
                 self._perform("execute", "ROLLBACK")
             raise
+        else:
+            if self._perform("execute", "COMMIT", writes=True, commits=True) != "COMMIT":
+                raise SandyardError(
+                    "The engine's database has rolled back a transaction: a statement in it had failed."
+                )
         finally:
             self._transaction = None
 
@@ -246,6 +249,11 @@ class PostgresDatabase(Database):
                 if is_final:  # memory and database may differ now, and only a new start reads the database again
                     self._end("A write was interrupted, and it is not known whether it has happened.")
                 raise DatabaseUnavailableError(self._problem or _LOST) from error
+
+    async def _begin(self) -> Any:
+        """Begin a transaction, and return the connection that it belongs to."""
+        await self._ask("execute", "BEGIN", (), None, is_final=False)
+        return self._connection
 
     async def _connect(self) -> Any:
         await self._drop()

@@ -13,7 +13,7 @@ import pytest
 from sandyard.engine.store import postgres as module
 from sandyard.engine.store.database import DatabaseUnavailableError
 from sandyard.engine.store.postgres import PostgresDatabase
-from sandyard.kit.errors import ConflictError
+from sandyard.kit.errors import ConflictError, SandyardError
 from tests.harness.postgres import Server
 
 DEADLINE = 30
@@ -101,6 +101,15 @@ async def test_a_transaction_is_not_continued_on_another_connection(
         await wait_until(lambda: database._connection not in (None, connection) and database.find_problem() is None)
         database.set_meta("second", "2")
     assert (database.get_meta("first"), database.get_meta("second")) == (None, None)
+
+
+async def test_a_transaction_with_a_failed_statement_does_not_look_committed(start: Callable[[str], Engine]) -> None:
+    database = await start("a").wait_until_active()
+    with pytest.raises(SandyardError, match="rolled back"), database.transaction():
+        database.set_meta("name", "lost")
+        with contextlib.suppress(SandyardError):
+            database.execute("INSERT INTO missing VALUES (1)")
+    assert database.get_meta("name") is None
 
 
 async def test_an_engine_that_was_replaced_ends_and_writes_nothing(
