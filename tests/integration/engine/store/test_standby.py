@@ -24,7 +24,7 @@ from sandyard.cli.main import cli
 from sandyard.kit.listen import free_port
 from tests.harness.engine import Engine
 from tests.harness.postgres import Server
-from tests.harness.processes import ROOT, Program
+from tests.harness.processes import ROOT, Program, kill_users
 
 TAKEOVER_SECONDS = 15
 SECONDS = 60
@@ -97,6 +97,7 @@ def make_engine(server: str) -> Iterator[Callable[..., Engine]]:
             os.kill(engine.process.pid, signal.SIGCONT)
     for engine in made:
         engine.stop()
+        kill_users(engine.folder)  # sandboxes of an engine that ended before
 
 
 @pytest.fixture
@@ -201,7 +202,7 @@ def test_sandboxes_on_hosts_do_not_notice(make_engine: Callable[..., Engine], se
 @pytest.mark.slow
 def test_an_engine_that_was_stopped_and_continues_does_not_write(engines: tuple[Engine, Engine], server: str) -> None:
     first, second = engines
-    create_sandbox(first)
+    sandbox = create_sandbox(first)
     assert first.process is not None
     os.kill(first.process.pid, signal.SIGSTOP)
     answers: list[int] = []
@@ -224,6 +225,12 @@ def test_an_engine_that_was_stopped_and_continues_does_not_write(engines: tuple[
     assert "has taken over" in first.tail() or "interrupted" in first.tail()
     assert set(answers) <= {503}
     assert read_rows(server) == rows
+    created.kill()
+    second.kill()
+    first.launch()
+    wait_until(lambda: get_health(first)[0] == 204, TAKEOVER_SECONDS)
+    assert Sandbox.connect(sandbox.sandbox_id, **get_options(first)).commands.run("echo hi").stdout == "hi\n"
+    first.clear()
 
 
 @pytest.mark.slow
