@@ -53,7 +53,7 @@ def _cache_authorities(create: Callable[..., ssl.SSLContext]) -> Callable[..., s
 httpx.create_ssl_context = httpx._transports.default.create_ssl_context = _cache_authorities(httpx.create_ssl_context)
 httpx2._transports.default.create_ssl_context = _cache_authorities(httpx2.create_ssl_context)
 
-DATABASES = ("database_url", "empty_database_url")
+DATABASES = ("database_url", "empty_database_url", "records")
 """Fixtures whose parameter is the kind of the database."""
 LONGEST_FIRST = (
     *("tests/web/", "tests/acceptance/", "tests/integration/cli/", "tests/protocol/", "tests/conformance/"),

@@ -63,17 +63,23 @@ class Engine:
     def start(self) -> None:
         """Start the engine and wait until it is ready. On failure, remove its data and raise RuntimeError with the end of its log."""
         try:
-            self._start()
+            self.launch()
+            self.wait_until_ready()
         except RuntimeError:
             self.stop()
             raise
 
-    def _start(self) -> None:
+    def launch(self) -> None:
+        """Start the process, and do not wait for it."""
         arguments = ["engine", "--host", "127.0.0.1", "--port", str(self.port)]
         arguments += ["--data-dir", str(self.data), "--api-key", self.key]
         arguments += os.environ.get("SANDYARD_TEST_ENGINE_ARGS", "").split()
         variables = {**os.environ, **{f"SANDYARD_{name}": value for name, value in self.settings.items()}}
         self.process = self._launch(arguments, variables)
+
+    def wait_until_ready(self) -> None:
+        """Wait until the engine serves. Raises RuntimeError with the end of its log if it ends."""
+        assert self.process is not None
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline:
             if self.process.poll() is not None:

@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 )
 @click.option("--data-dir", type=click.Path(file_okay=False, path_type=Path), help="Directory for persistent data.")
 @click.option(
+    "--database-url",
+    help="PostgreSQL for the records, so that another engine can stand by. With a password, set SANDYARD_ENGINE_DATABASE_URL instead.  "
+    "[default: SQLite in --data-dir]",
+)
+@click.option(
     "--templates-dir",
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory for templates, shared by all engines on this machine.",
@@ -96,7 +101,12 @@ def engine(access_log: bool, api_keys: tuple[str, ...], **options: Any) -> None:
     settings = EngineSettings.load(api_keys=api_keys or None, **options)
     from sandyard.engine.app import run  # noqa: PLC0415 - slow to load, and not needed to report a wrong option
 
-    run(settings, lambda ready: announce(ready, settings), access_log=access_log)
+    run(settings, lambda ready: announce(ready, settings), access_log=access_log, on_standby=report_standby)
+
+
+def report_standby(reason: str) -> None:
+    """Print why this engine waits. `sandyard up` reads it."""
+    try_echo(f"{lifeline.STANDBY} {reason}")
 
 
 def announce(ready: Ready, settings: EngineSettings) -> None:

@@ -59,11 +59,16 @@ def revoke(data: DataDir, key: str) -> None:
 
 @contextlib.contextmanager
 def _open_keys(data: DataDir) -> Iterator[ApiKeys]:
-    if not data.path.is_dir() or (not data.database.exists() and (data.path / "engine").is_dir()):
+    url = EngineSettings.load().database_url
+    if url is None and (not data.path.is_dir() or (not data.database.exists() and (data.path / "engine").is_dir())):
         engine_folder = data.path / "engine"
         hint = f"It is in {engine_folder}: choose that" if engine_folder.is_dir() else "Choose another directory"
         raise NotFoundError(f"{data.path} does not contain the data of an engine. {hint} with --data-dir.")
     database = Database(data.database)
+    if url is not None:
+        from sandyard.engine.store.postgres import PostgresDatabase  # noqa: PLC0415 - slow to load, and rarely used
+
+        database = PostgresDatabase(url)
     database.open()
     try:
         yield ApiKeys(database)

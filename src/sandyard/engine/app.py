@@ -15,6 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 import uvloop
@@ -39,6 +40,7 @@ from sandyard.engine.e2b.dataplane.tunnel import Tunnel
 from sandyard.engine.e2b.join_app import build_join_app
 from sandyard.engine.e2b.redirect import HTTP_PORT, Redirect
 from sandyard.engine.e2b.server import EngineProtocol
+from sandyard.engine.e2b.standby import Standby
 from sandyard.engine.hosts.administration import HostAdministration, LocalStatus
 from sandyard.engine.hosts.authority import HostAuthority
 from sandyard.engine.hosts.directory import Hosts, has_hosts
@@ -70,13 +72,16 @@ from sandyard.kit import telemetry
 from sandyard.kit.clock import SystemClock
 from sandyard.kit.connections import CONNECTIONS
 from sandyard.kit.endpoints import format_endpoint, make_local_url
-from sandyard.kit.errors import SandyardError
+from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.listen import is_loopback, listen, raise_file_limit
 from sandyard.kit.logging import configure, get_logger
 from sandyard.kit.secret import Secret
 from sandyard.kit.server import BoundedProtocol, Server
 from sandyard.kit.tasks import end_tasks
 from sandyard.kit.tls_server import TlsServer
+
+if TYPE_CHECKING:
+    from sandyard.engine.store.postgres import PostgresDatabase
 
 log = get_logger(__name__)
 
@@ -88,6 +93,9 @@ SWITCH_SECONDS = 0.0005
 longer, which is more than a whole create takes."""
 _EPOCH = "cluster_epoch"
 """The number of starts of this engine with hosts, in its database: hosts refuse an older engine."""
+LOCK_RETRY_S = 0.5
+_AUTHORITY = "hosts_authority"
+"""The fingerprint of the authority that hosts trust, in a database that engines on several machines use."""
 SHUTDOWN_SECONDS = 5
 """How long requests in progress may still take when the engine stops."""
 
@@ -106,8 +114,15 @@ class Ready:
     join_address: str | None = None  # ADDRESS:PORT at which machines join as hosts
 
 
-def run(settings: EngineSettings, ready: Callable[[Ready], None], *, access_log: bool = False) -> None:
-    """Serve until SIGTERM or SIGINT. Raises SandyardError if the engine cannot start."""
+def run(
+    settings: EngineSettings,
+    ready: Callable[[Ready], None],
+    *,
+    access_log: bool = False,
+    on_standby: Callable[[str], None] = lambda reason: None,
+) -> None:
+    """Serve until SIGTERM or SIGINT. Raises SandyardError if the engine cannot start. `on_standby` is called with the reason when it
+    waits for another engine to end."""
     configure(settings.log_level, as_json=settings.log_json)
     telemetry.configure("sandyard-engine", settings)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
@@ -117,9 +132,19 @@ def run(settings: EngineSettings, ready: Callable[[Ready], None], *, access_log:
     CONNECTIONS.configure(settings.max_connections, settings.max_connections_per_address)
     sys.setswitchinterval(SWITCH_SECONDS)
     data = DataDir(settings.data_dir)
+    _check_records(settings, data)
     with contextlib.ExitStack() as stack:
         stack.callback(telemetry.close)
         listener = stack.enter_context(listen(settings.host, settings.port))
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        database = Database(data.database)
+        if settings.database_url is not None:
+            stack.callback(data.unlock)
+            database = standing_by = _make_postgres_database(settings.database_url, data)
+            stack.callback(database.close)
+            if not runner.run(_become_active(data, standing_by, listener, on_standby, access_log=access_log)):
+                return
+            database.machine = data.read_id()
         secure = None
         if settings.tls_port is not None:
             secure = stack.enter_context(listen(settings.tls_host or settings.host, settings.tls_port, "tls-"))
@@ -127,11 +152,82 @@ def run(settings: EngineSettings, ready: Callable[[Ready], None], *, access_log:
             stack.enter_context(redirect)
         if (join := _listen_for_hosts(settings)) is not None:
             stack.enter_context(join)
-        stack.callback(data.unlock)
-        data.lock()
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            listeners = _Listeners(listener, secure, redirect, join)
-            runner.run(_serve(settings, data, listeners, ready, access_log=access_log))
+        if not data.locked:
+            stack.callback(data.unlock)
+            data.lock()
+        listeners = _Listeners(listener, secure, redirect, join)
+        runner.run(_serve(settings, data, database, listeners, ready, access_log=access_log))
+
+
+def _check_records(settings: EngineSettings, data: DataDir) -> None:
+    """Raise ConflictError if the records of this data directory are in the other kind of database: an engine without them would remove
+    all sandboxes."""
+    if settings.database_url is not None and data.database.exists():
+        raise ConflictError(
+            f"The records of {data.path} are in SQLite, and are not copied to PostgreSQL. Choose a new --data-dir, or start without "
+            "SANDYARD_ENGINE_DATABASE_URL."
+        )
+    if settings.database_url is None and data.id_file.exists():
+        raise ConflictError(
+            f"The records of {data.path} are in PostgreSQL. Set SANDYARD_ENGINE_DATABASE_URL, or choose a new --data-dir."
+        )
+
+
+def _make_postgres_database(url: str, data: DataDir) -> PostgresDatabase:
+    from sandyard.engine.store.postgres import PostgresDatabase  # noqa: PLC0415 - slow to load, and rarely used
+    from sandyard.kit.postgres import identify  # noqa: PLC0415
+
+    return PostgresDatabase(url, identify(data.prepare()))
+
+
+async def _become_active(
+    data: DataDir,
+    database: PostgresDatabase,
+    listener: socket.socket,
+    on_standby: Callable[[str], None],
+    *,
+    access_log: bool,
+) -> bool:
+    """Stand by until this engine has locked its data directory and its database. Return False if it was stopped before that."""
+    standby = Standby()
+    server = _make_plain_server(standby, access_log)
+    serving: list[asyncio.Task[None]] = []
+
+    def wait(reason: str) -> None:
+        if reason != standby.reason:
+            standby.reason = reason
+            on_standby(reason)
+        if not serving:
+            serving.append(asyncio.create_task(server.serve([listener.dup()])))
+
+    async def acquire() -> None:
+        while not data.locked:
+            try:
+                await asyncio.to_thread(data.lock)
+            except ConflictError as error:
+                wait(error.message)
+                await asyncio.sleep(LOCK_RETRY_S)
+        await database.acquire(wait)
+
+    stopping = _listen_for_signals()
+    acquiring, stop = asyncio.create_task(acquire()), asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait((acquiring, stop), return_when=asyncio.FIRST_COMPLETED)
+        if acquiring.done():
+            acquiring.result()
+        return not stopping.is_set()
+    finally:
+        await end_tasks(acquiring, stop)
+        server.should_exit = True
+        await asyncio.gather(*serving)
+
+
+def _listen_for_signals() -> asyncio.Event:
+    """Return an event that is set by the signals that stop the engine."""
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    return stopping
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,15 +267,13 @@ def _listen_for_hosts(settings: EngineSettings) -> socket.socket | None:
 async def _serve(
     settings: EngineSettings,
     data: DataDir,
+    database: Database,
     listeners: _Listeners,
     ready: Callable[[Ready], None],
     *,
     access_log: bool,
 ) -> None:
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+    stopping = _listen_for_signals()
     secure = listeners.secure
     host, port = listeners.plain.getsockname()[:2]
     secure_port = secure.getsockname()[1] if secure is not None else None
@@ -191,7 +285,13 @@ async def _serve(
     if listeners.join is not None and settings.join_address is not None:
         join_address = format_endpoint(validate_address(settings.join_address), listeners.join.getsockname()[1])
     async with _open_components(
-        settings, data, domain, public_names, sandbox_certificate, join_address=join_address
+        settings,
+        data,
+        database,
+        domain=domain,
+        public_names=public_names,
+        sandbox_certificate=sandbox_certificate,
+        join_address=join_address,
     ) as engine:
         for certificate in (public_certificate, sandbox_certificate):
             if certificate is not None and certificate.own is not None:
@@ -203,7 +303,7 @@ async def _serve(
         if secure is not None and public_certificate is not None:
             servers.append((_make_server(engine.gateway, access_log, public_certificate.context), secure))
             if listeners.redirect is not None and domain is not None:
-                servers.append((_make_redirect_server(domain, access_log), listeners.redirect))
+                servers.append((_make_plain_server(Redirect(domain), access_log), listeners.redirect))
                 redirect_port = listeners.redirect.getsockname()[1]
         hairpin = engine.driver.hairpin
         if hairpin is not None and public_names is not None and sandbox_certificate is not None:
@@ -229,19 +329,20 @@ async def _serve(
         )
         stop = asyncio.create_task(stopping.wait())
         failure = asyncio.create_task(engine.driver.wait_for_failure())
-        await asyncio.wait((*serving, stop, failure), return_when=asyncio.FIRST_COMPLETED)
-        if failure.done():
-            log.error("engine_broken", reason=failure.result())
+        lost = asyncio.create_task(database.wait_until_lost())
+        await asyncio.wait((*serving, stop, failure, lost), return_when=asyncio.FIRST_COMPLETED)
+        broken = [task.result() for task in (failure, lost) if task.done()]
+        if broken:
+            log.error("engine_broken", reason=broken[0])
         log.info("engine_stopping")
         for server, _ in servers:
             server.should_exit = True
         engine.gateway.close()
         await asyncio.gather(*serving)
-        stop.cancel()
-        failure.cancel()
+        await end_tasks(stop, failure, lost)
     log.info("engine_stopped")
-    if failure.done() and not failure.cancelled():
-        raise SandyardError(f"{failure.result()} Restart the engine to recover.")
+    if broken:
+        raise SandyardError(f"{broken[0]} Restart the engine to recover.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,16 +365,16 @@ def _make_public_names(domain: str | None) -> PublicNames | None:
 async def _open_components(
     settings: EngineSettings,
     data: DataDir,
+    database: Database,
+    *,
     domain: str | None,
     public_names: PublicNames | None,
     sandbox_certificate: tls.ServerCertificate | None,
-    *,
     join_address: str | None,
 ) -> AsyncIterator[_Engine]:
     """Open all components behind the sockets in order, and close them in reverse order."""
     authority_pem = _read_authority(sandbox_certificate)
     async with contextlib.AsyncExitStack() as stack:
-        database = Database(data.database)
         database.open()
         stack.callback(database.close)
         keys, new_key = _open_keys(settings, database)
@@ -353,7 +454,7 @@ async def _open_components(
             disk,
             layers,
         )
-        gateway = _make_gateway(settings, context, keys, catalogue)
+        gateway = _make_gateway(settings, context, keys, catalogue, database)
         stack.callback(gateway.close)
         sending = telemetry.send_metrics_regularly(
             functools.partial(metrics.read, context), settings.otlp_metrics_interval_s
@@ -408,8 +509,21 @@ async def _open_hosts(database: Database, data: DataDir, join_address: str | Non
     if join_address is None and not has_hosts(database):
         return Hosts(database, None), None
     authority = await asyncio.to_thread(HostAuthority.load, data.hosts_authority)
+    if database.machine is not None:
+        _check_authority(database, data, authority)
     hosts = Hosts(database, authority)
     return hosts, Enrollment(database, hosts, authority, join_address) if join_address is not None else None
+
+
+def _check_authority(database: Database, data: DataDir, authority: HostAuthority) -> None:
+    """Raise ConflictError if the hosts were registered with another authority: they would refuse this engine."""
+    known = database.get_meta(_AUTHORITY)
+    if known not in (None, authority.fingerprint):
+        raise ConflictError(
+            f"The hosts of this engine do not trust the authority in {data.hosts_authority}. Copy the folder `ca` and the file "
+            "`secrets.key` from the data directory of the engine that they joined, and start again."
+        )
+    database.set_meta(_AUTHORITY, authority.fingerprint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,9 +546,9 @@ async def _open_places(
     local: Driver,
     outbound: SecretsOutbound,
 ) -> _Places:
-    """Engines that have never had hosts use the driver of this machine alone."""
+    """Engines that have never had hosts use the driver of this machine alone, unless others share their database."""
     hosts, enrollment = await _open_hosts(database, data, join_address)
-    if enrollment is None and database.get_meta(_EPOCH) is None:
+    if enrollment is None and database.get_meta(_EPOCH) is None and database.machine is None:
         return _Places(local, None, hosts, None)
     options = _start_epoch(settings, database)
     copies, origins = _make_copies(settings, local), StoredOrigins(database)
@@ -559,11 +673,13 @@ async def _prepare_layers(settings: EngineSettings, data: DataDir, database: Dat
     return layers
 
 
-def _make_gateway(settings: EngineSettings, context: Context, keys: ApiKeys, catalogue: Catalogue | None) -> Gateway:
+def _make_gateway(
+    settings: EngineSettings, context: Context, keys: ApiKeys, catalogue: Catalogue | None, database: Database
+) -> Gateway:
     add_language = catalogue.add_language if catalogue is not None and settings.add_languages else None
     return Gateway(
         context.sandboxes,
-        api.build_app(context, keys),
+        api.build_app(context, keys, database.find_problem),
         *((add_language,) if add_language else ()),
         is_api_key=lambda text: keys.check(text) is not None,
     )
@@ -592,8 +708,8 @@ def _make_server(gateway: Gateway | HairpinGateway, access_log: bool, context: s
     return Server(config) if context is None else TlsServer(config, context)
 
 
-def _make_redirect_server(domain: str, access_log: bool) -> Server:
-    config = _make_config(Redirect(domain), BoundedProtocol, access_log)
+def _make_plain_server(app: App, access_log: bool) -> Server:
+    config = _make_config(app, BoundedProtocol, access_log)
     config.ws = "none"
     config.load()
     return Server(config)

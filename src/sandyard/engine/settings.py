@@ -90,7 +90,7 @@ def validate_layer_store(value: str) -> str:
 class EngineSettings(TelemetrySettings):
     """The engine's configuration. Frozen. Sizes are in MiB, times in seconds."""
 
-    variables: ClassVar[Mapping[str, str | None]] = {"deadlines": None}
+    variables: ClassVar[Mapping[str, str | None]] = {"deadlines": None, "database_url": "SANDYARD_ENGINE_DATABASE_URL"}
 
     # Network addresses and directories
     host: str = "127.0.0.1"
@@ -99,6 +99,9 @@ class EngineSettings(TelemetrySettings):
     """Port to listen on with HTTP; 0 selects a free port."""
     data_dir: Path = Field(default_factory=lambda: get_default_data_dir() / "engine")
     """Directory of the engine's data."""
+    database_url: str | None = Field(default=None, pattern=r"^postgres(ql)?://", max_length=1000)
+    """`postgresql://user:password@host/database` for PostgreSQL 15 or newer, so that another engine can stand by. It may be the
+    platform's database. None: SQLite in the data directory."""
     templates_dir: Path = Field(default_factory=lambda: get_default_data_dir() / "templates")
     """Directory of templates, shared by all engines of the machine."""
     domain: Annotated[str, AfterValidator(validate_domain)] | None = None

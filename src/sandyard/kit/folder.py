@@ -22,8 +22,9 @@ class OwnedFolder:
         self._owner = owner
         self._lock_fd: int | None = None
 
-    def prepare(self) -> None:
-        """Create the directory, readable by its owner only, because it holds tokens and files written by sandboxes. Idempotent."""
+    def prepare(self) -> Path:
+        """Create the directory, readable by its owner only, because it holds tokens and files written by sandboxes, and return it.
+        Idempotent."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.path.chmod(0o700)
@@ -31,6 +32,7 @@ class OwnedFolder:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise NoSpaceError(f"There is no space left for the data directory {self.path}.") from error
             raise SandyardError(f"Could not create the data directory {self.path}: {error.strerror}.") from error
+        return self.path
 
     def lock(self) -> None:
         """Lock the directory for this process until `unlock` or exit. Raises ConflictError if another process holds the lock.

@@ -12,11 +12,12 @@ from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.kit.ids import make_random_id
 from sandyard.kit.logging import get_logger
+from sandyard.kit.postgres import identify
 from sandyard.kit.vault import Vault
 from sandyard.platform.db import migrate
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Setting
-from sandyard.platform.db.ownership import Ownership, identify
+from sandyard.platform.db.ownership import Ownership
 from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.agents.catalogue import AgentCatalogue
 from sandyard.platform.domain.agents.installation import ensure_installed

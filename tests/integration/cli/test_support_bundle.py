@@ -94,6 +94,7 @@ def test_a_bundle_has_the_facts_and_no_secrets(installation: Installation, tmp_p
     variables = {
         "SANDYARD_LAYER_STORE_SECRET_KEY": plant("secret of the layer store"),
         "SANDYARD_DATABASE_URL": None,
+        "SANDYARD_ENGINE_DATABASE_URL": f"postgresql://me:{plant('password of the records')}@127.0.0.1:1/db",
         "E2B_API_KEY": plant("key of E2B", "e2b_"),
         "HTTPS_PROXY": f"http://me:{plant('password of a proxy')}@127.0.0.1:1",
         "SANDYARD_OTLP_HEADERS": f"x-key={plant('header of a collector')}",

@@ -188,6 +188,14 @@ def test_data_that_cannot_be_backed_up_is_refused(data: Path, tmp_path: Path, fa
     assert not [path for path in tmp_path.iterdir() if "file" in path.name], "no part of the file is left"
 
 
+def test_a_backup_says_that_it_lacks_records_of_the_engine_in_postgresql(data: Path, tmp_path: Path) -> None:
+    silent = call("backup", tmp_path / "first", "--data-dir", data, "--no-encryption")
+    assert "engine's records" not in silent.stderr
+    (data / "engine/id").write_text("id\n")
+    done = call("backup", tmp_path / "second", "--data-dir", data, "--no-encryption")
+    assert (done.exit_code, "engine's records, which are in PostgreSQL" in done.stderr) == (0, True), done.output
+
+
 def test_objects_that_git_packs_meanwhile_are_found(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from sandyard.cli.errors import CommandError
 from sandyard.cli.output import echo, format_size
 from sandyard.cli.service import read_settings_file
 from sandyard.cli.up.data_directory import DataDirectory, get_default_data_dir
+from sandyard.engine.store.datadir import DataDir
 from sandyard.kit.age import Identity, Passphrase, PrivateKey, PublicKey, Recipient, is_encrypted
 from sandyard.kit.secret import Secret
 from sandyard.platform.settings import PlatformSettings
@@ -92,6 +93,11 @@ def backup(  # noqa: PLR0917 - options
     echo(f"Wrote {file} ({format_size(file.stat().st_size)}, {encryption}).")
     if manifest.database == "none":
         echo("It does not contain the PostgreSQL database: back that up at the same time, or shortly before.", err=True)
+    if DataDir(data.engine).id_file.exists():
+        echo(
+            "It does not contain the engine's records, which are in PostgreSQL, and its files `ca` and `secrets.key`: back them up, too.",
+            err=True,
+        )
 
 
 @click.command("restore")

@@ -257,8 +257,9 @@ async def list_known_secrets(settings: PlatformSettings, data: DataDirectory, en
     if vault_file.exists():
         known += await _list_platform_secrets(settings, Vault(vault_file))
     known += _list_engine_secrets(data)
-    with contextlib.suppress(ArgumentError):
-        known.append(str(make_url(settings.database_url or "").password or ""))
+    for url in (settings.database_url, environ.get("SANDYARD_ENGINE_DATABASE_URL")):
+        with contextlib.suppress(ArgumentError):
+            known.append(str(make_url(url or "").password or ""))
     return known
 
 

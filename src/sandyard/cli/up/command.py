@@ -165,7 +165,7 @@ def make_children(plan: Plan, data: DataDirectory) -> list[Child]:
     common = {name: value for name, value in given.items() if name not in {"SANDYARD_TOKEN", "SANDYARD_API_KEYS"}}
     if plan.log_level is not None:
         common["SANDYARD_LOG_LEVEL"] = plan.log_level
-    platform = common | {
+    platform = {name: value for name, value in common.items() if name != "SANDYARD_ENGINE_DATABASE_URL"} | {
         "SANDYARD_HOST": plan.host,
         "SANDYARD_PORT": str(plan.port),
         "SANDYARD_DATA_DIR": str(data.platform),
@@ -257,13 +257,14 @@ def _print_platform_output(url: str) -> Callable[[str], None]:
 
 
 def _print_tls_output() -> Callable[[str], None]:
-    """Return a function that prints the engine's output about TLS: the domain for clients and the authority to trust."""
+    """Return a function that prints the engine's output about TLS: the domain for clients and the authority to trust. It also prints why
+    the engine stands by."""
     started = False
 
     def print_output(line: str) -> None:
         nonlocal started
         started = started or line.startswith(TLS_LINE)
-        if started:
+        if started or line.startswith(lifeline.STANDBY):
             try_echo(line)
 
     return print_output

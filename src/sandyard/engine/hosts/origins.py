@@ -25,14 +25,14 @@ class StoredOrigins:
         return None if not rows or rows[0][0] is None else str(rows[0][0])
 
     def record(self, name: str, host_id: str) -> None:
-        self._database.execute("INSERT OR IGNORE INTO origins (name, host) VALUES (?, ?)", (name, host_id))
+        self._database.execute("INSERT INTO origins (name, host) VALUES (?, ?) ON CONFLICT DO NOTHING", (name, host_id))
         if self.find_host(name) != host_id:
             raise ConflictError(f"The host {host_id} claims {name}, which belongs to another host.")
 
     def record_content(self, layer: str, diff_id: str) -> None:
         self._database.execute(
             "INSERT INTO origins (name, content) VALUES (?, ?) "
-            "ON CONFLICT (name) DO UPDATE SET content = excluded.content WHERE content IS NULL",
+            "ON CONFLICT (name) DO UPDATE SET content = excluded.content WHERE origins.content IS NULL",
             (layer, diff_id),
         )
 

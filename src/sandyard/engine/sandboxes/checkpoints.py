@@ -70,7 +70,8 @@ class Checkpoints:
     def put(self, sandbox_id: str, checkpoint: Checkpoint) -> None:
         """Store the checkpoint of a sandbox in place of the one that it had."""
         self._database.execute(
-            "INSERT OR REPLACE INTO checkpoints (sandbox_id, snapshot_id, taken_at) VALUES (?, ?, ?)",
+            "INSERT INTO checkpoints (sandbox_id, snapshot_id, taken_at) VALUES (?, ?, ?) ON CONFLICT (sandbox_id) DO UPDATE"
+            " SET snapshot_id = excluded.snapshot_id, taken_at = excluded.taken_at",
             (sandbox_id, checkpoint.snapshot_id, checkpoint.taken_at),
         )
         self._checkpoints[sandbox_id] = checkpoint

@@ -12,7 +12,7 @@ from sandyard.engine.sandboxes.model import LogLevel, PauseKind, Sandbox
 from sandyard.engine.sandboxes.registry import LiveSandbox, Registry
 from sandyard.engine.sandboxes.repository import KeyUse, SandboxRepository
 from sandyard.engine.sandboxes.timers import Timers
-from sandyard.engine.store.database import Database
+from sandyard.engine.store.database import Database, DatabaseUnavailableError
 from sandyard.kit.clock import Clock
 from sandyard.kit.errors import NoSpaceError
 from sandyard.kit.logging import get_logger
@@ -26,7 +26,7 @@ Listener = Callable[[str, str], None]
 class Ledger:
     """Synchronous: a change is committed when the call returns, and nothing else runs in between.
 
-    If the database raises (disk full), nothing has changed anywhere and the error is passed on, except in `remove`.
+    If the database raises (disk full, server away), nothing has changed anywhere and the error is passed on, except in `remove`.
     """
 
     def __init__(
@@ -106,14 +106,15 @@ class Ledger:
     def remove(self, sandbox: LiveSandbox, event: str, *, reason: str, level: LogLevel = LogLevel.INFO) -> None:
         """Remove the sandbox; it no longer exists for any client. `reason` is passed to listeners.
 
-        Works on a full disk, or nothing could be removed to make room: `write_pending` then deletes the row later. If
+        Works on a full disk, or nothing could be removed to make room, and while the database is away: `write_pending` then
+        deletes the row later. If
         the engine ends before that, the next one finds a record without a sandbox and removes it.
         """
         try:
             self._delete_row(sandbox.id, event, level)
-        except NoSpaceError:
+        except (NoSpaceError, DatabaseUnavailableError) as error:
             self._pending_deletions[sandbox.id] = (event, level)
-            log.warning("sandbox_row_left", sandbox=sandbox.id, reason="the disk is full")
+            log.warning("sandbox_row_left", sandbox=sandbox.id, reason=error.message)
         self.registry.remove(sandbox, event)
         self.timers.cancel(sandbox.id)
         if sandbox.watch is not None:
@@ -122,7 +123,7 @@ class Ledger:
         self.notify_interrupted(sandbox.id, reason)
 
     def write_pending(self) -> None:
-        """Write what could not be written while the disk was full."""
+        """Write what could not be written while the disk was full or the database away."""
         for sandbox_id, (event, level) in tuple(self._pending_deletions.items()):
             self._delete_row(sandbox_id, event, level)
             del self._pending_deletions[sandbox_id]

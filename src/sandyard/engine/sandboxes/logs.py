@@ -64,7 +64,10 @@ class SandboxLogs:
 
     def mark_ended(self, sandbox_id: str) -> None:
         """Mark the sandbox as ended; its log is kept for a while. Runs in the open transaction."""
-        self._database.execute("INSERT OR REPLACE INTO ended VALUES (?, ?)", (sandbox_id, self._clock.now()))
+        self._database.execute(
+            "INSERT INTO ended VALUES (?, ?) ON CONFLICT (sandbox_id) DO UPDATE SET at = excluded.at",
+            (sandbox_id, self._clock.now()),
+        )
         self._since_trim.pop(sandbox_id, None)
 
     def delete_expired(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sandyard.engine.contract import Handle, Isolation, Limits, NetworkPolicy
+from sandyard.engine.drivers.cluster.model import DRIVER_NAME, ELSEWHERE
 from sandyard.engine.sandboxes.host_labels import NO_LABELS
 from sandyard.engine.sandboxes.model import (
     CreateSandbox,
@@ -52,15 +53,15 @@ class SandboxRepository:
 
     def list_all(self) -> list[Sandbox]:
         """Return all sandboxes, oldest first."""
-        return [_decode_row(row) for row in self._database.query(_SELECT)]
+        return [_decode_row(row, self._database.machine) for row in self._database.query(_SELECT)]
 
     def insert(self, sandbox: Sandbox) -> Sandbox:
         """Insert the record and return it with its `seq`."""
         fixed = (sandbox.id, sandbox.template_id, sandbox.created_at, json.dumps(_encode_spec(sandbox)))
-        return replace(sandbox, seq=self._database.insert(_INSERT, fixed + _encode_mutable_fields(sandbox)))
+        return replace(sandbox, seq=self._database.insert(_INSERT, fixed + self._encode_mutable_fields(sandbox)))
 
     def update(self, sandbox: Sandbox) -> None:
-        self._database.execute(_UPDATE, (*_encode_mutable_fields(sandbox), sandbox.id))
+        self._database.execute(_UPDATE, (*self._encode_mutable_fields(sandbox), sandbox.id))
 
     def update_spec(self, sandbox: Sandbox) -> None:
         """Also write the fields that otherwise do not change after the creation."""
@@ -84,6 +85,9 @@ class SandboxRepository:
 
     def delete_keys(self, before: float) -> None:
         self._database.execute("DELETE FROM idempotency WHERE created_at < ?", (before,))
+
+    def _encode_mutable_fields(self, sandbox: Sandbox) -> tuple[Any, ...]:
+        return _encode_mutable_fields(sandbox, self._database.machine)
 
 
 def compute_digest(request: CreateSandbox) -> bytes:
@@ -116,10 +120,10 @@ def _encode_spec(sandbox: Sandbox) -> dict[str, Any]:
     }
 
 
-def _encode_mutable_fields(sandbox: Sandbox) -> tuple[Any, ...]:
+def _encode_mutable_fields(sandbox: Sandbox, machine: str | None) -> tuple[Any, ...]:
     return (
         sandbox.state.value,
-        json.dumps({"driver": sandbox.handle.driver, "data": dict(sandbox.handle.data)}),
+        json.dumps(_encode_handle(sandbox.handle, machine)),
         json.dumps(_encode_network(sandbox.network)),
         sandbox.started_at,
         sandbox.ends_at,
@@ -130,6 +134,23 @@ def _encode_mutable_fields(sandbox: Sandbox) -> tuple[Any, ...]:
         sandbox.memory_lost,
         sandbox.intent and sandbox.intent.value,
     )
+
+
+def _encode_handle(handle: Handle, machine: str | None) -> dict[str, Any]:
+    """Return a handle, with the machine that the sandbox is on if engines on several machines share the database."""
+    if handle.driver == ELSEWHERE:
+        return dict(handle.data)
+    encoded: dict[str, Any] = {"driver": handle.driver, "data": dict(handle.data)}
+    if machine is not None and handle.driver != DRIVER_NAME:
+        encoded["machine"] = machine
+    return encoded
+
+
+def _decode_handle(sandbox_id: str, encoded: Mapping[str, Any], machine: str | None) -> Handle:
+    """Return the handle. A sandbox of another machine is out of reach: for the driver of this one, it would be absent."""
+    if encoded.get("machine", machine) != machine:
+        return Handle(sandbox_id, ELSEWHERE, encoded)
+    return Handle(sandbox_id, encoded["driver"], encoded["data"])
 
 
 def _encode_network(network: Network) -> dict[str, Any]:
@@ -166,17 +187,16 @@ def decode_start(spec: Mapping[str, Any]) -> StartCommand | None:
     return None if start is None else StartCommand(**start)
 
 
-def _decode_row(row: Row) -> Sandbox:
+def _decode_row(row: Row, machine: str | None) -> Sandbox:
     seq, sandbox_id, template_id, created_at, spec_text, state, handle_text, network_text = row[:8]
     started_at, ends_at, timeout_s, on_timeout, pause_kind, paused_at, memory_lost, intent = row[8:]
     spec: Mapping[str, Any] = json.loads(spec_text)
-    handle = json.loads(handle_text)
     network = json.loads(network_text)
     return Sandbox(
         id=sandbox_id,
         template_id=template_id,
         state=State(state),
-        handle=Handle(id=sandbox_id, driver=handle["driver"], data=handle["data"]),
+        handle=_decode_handle(sandbox_id, json.loads(handle_text), machine),
         layers=tuple(spec["layers"]),
         limits=Limits(**spec["limits"]),
         network=Network(

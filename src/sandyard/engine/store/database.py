@@ -33,12 +33,23 @@ BUSY_TIMEOUT_S = 5.0
 FLUSH_INTERVAL_S = 1.0
 
 
+class DatabaseUnavailableError(BusyError):
+    """The engine's database is not responding. Try again."""
+
+    code = "database_unavailable"
+
+
 class Database:
-    """One process's access to an engine's database. Other processes (the CLI) may have it open at the same time.
+    """One process's access to an engine's database in SQLite; `PostgresDatabase` is the same with PostgreSQL.
+
+    Other processes (the CLI) may have it open at the same time.
 
     `execute`, `query` and `transaction` are synchronous and must be called in the thread that opened it. They raise
     NoSpaceError if the disk is full and BusyError if another process holds the write lock for seconds.
     """
+
+    machine: str | None = None
+    """The id of the engine's data directory, if engines with other ones use the same database."""
 
     def __init__(self, path: Path, *, flush_interval_s: float = FLUSH_INTERVAL_S) -> None:
         self._path = path
@@ -146,6 +157,15 @@ class Database:
         self.execute(
             "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value)
         )
+
+    def find_problem(self) -> str | None:
+        """Return why nothing can be read or written at the moment, or None."""
+        return None
+
+    async def wait_until_lost(self) -> str:
+        """Wait until this engine may no longer use the database. Return the reason. Cancellable."""
+        never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        return await never
 
     async def flush(self) -> None:
         """Return when everything committed so far survives a power failure. Raises NoSpaceError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sandyard.kit.folder import OwnedFolder
+from sandyard.kit.ids import make_random_id
 
 
 class DataDir(OwnedFolder):
@@ -16,6 +17,17 @@ class DataDir(OwnedFolder):
     @property
     def database(self) -> Path:
         return self.path / "engine.db"
+
+    def read_id(self) -> str:
+        """Return the id of this directory, which is created on first use. It must be locked."""
+        if not self.id_file.exists():
+            self.id_file.write_text(f"{make_random_id('', 16)}\n")
+        return self.id_file.read_text().strip()
+
+    @property
+    def id_file(self) -> Path:
+        """The id of this directory, if its records are in PostgreSQL."""
+        return self.path / "id"
 
     @property
     def store(self) -> Path:

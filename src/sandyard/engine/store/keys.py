@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from sandyard.engine.store.database import Database
+from sandyard.engine.store.database import Database, DatabaseUnavailableError
 from sandyard.kit.clock import Clock, SystemClock
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.kit.ids import make_random_id, make_random_secret
@@ -96,8 +97,9 @@ class ApiKeys:
         now = time.monotonic()
         if self._version is None or now - self._checked_at > RECHECK_S:
             self._checked_at = now
-            if self._database.get_data_version() != self._version:
-                self._reload()
+            with contextlib.suppress(DatabaseUnavailableError):  # the keys that were read last stay valid
+                if self._database.get_data_version() != self._version:
+                    self._reload()
         digest = _hash(candidate)
         entry = self._fixed.get(digest[:_INDEX_BYTES]) or self._keys.get(digest[:_INDEX_BYTES])
         return entry[1] if entry is not None and hmac.compare_digest(entry[0], digest) else None

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import asyncpg  # type: ignore[import-untyped]
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from sandyard.kit.errors import ConflictError, SandyardError
 from sandyard.kit.logging import get_logger
+from sandyard.kit.postgres import BROKEN_CONNECTION, DETECT_VANISHED, HELD_BY_ANYBODY, HELD_BY_ME
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.db.database import Database, DatabaseUnavailableError, translate_driver_errors
 
@@ -31,42 +29,18 @@ log = get_logger(__name__)
 LOOK_S = 1.0
 """Interval at which a platform that stands by checks the lock."""
 BEAT_S, ANSWER_S = 1.0, 4.0
-"""How often the owner checks the lock, and the time limit of each of two answers: together less than _VANISHED and
+"""How often the owner checks the lock, and the time limit of each of two answers: together less than DETECT_VANISHED and
 GRACE_S allow."""
 REGAIN_S = 0.25
 GRACE_S = 5.0
 _LOCK = 0x5359_504C
 _NAME = "owner"
-_VANISHED = """SET tcp_keepalives_idle = 3; SET tcp_keepalives_interval = 1; SET tcp_keepalives_count = 3;
-    SET tcp_user_timeout = 6000"""
-"""Settings of the server's end of the connection, so that it detects a vanished machine after six seconds."""
-_HELD = """SELECT EXISTS (SELECT 1 FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database
-    WHERE datname = current_database() AND locktype = 'advisory' AND classid = 0 AND objid = $1 AND objsubid = 1 AND granted"""
-_HELD_BY_ANYBODY, _HELD_BY_ME = f"{_HELD})", f"{_HELD} AND pid = pg_backend_pid())"
-_BROKEN = (
-    SandyardError,
-    OSError,
-    TimeoutError,
-    asyncpg.PostgresError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # raised by a connection that broke at a bad moment
-)
-
-
-def identify(folder: Path) -> str:
-    """Return the id of the platform with this data directory.
-
-    Only one process uses the directory at a time, and the process after a crash has the same id.
-    """
-    there = folder.stat()
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-    parts = (boot, socket.gethostname(), str(folder), str(there.st_dev), str(there.st_ino))
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+_BROKEN = (SandyardError, *BROKEN_CONNECTION)
 
 
 async def is_owned(connection: AsyncConnection) -> bool:
     """Return whether a platform owns the PostgreSQL database of this connection."""
-    return bool((await connection.exec_driver_sql(_HELD_BY_ANYBODY, (_LOCK,))).scalar())
+    return bool((await connection.exec_driver_sql(HELD_BY_ANYBODY, (_LOCK,))).scalar())
 
 
 class Ownership:
@@ -137,7 +111,7 @@ class Ownership:
                 raise DatabaseUnavailableError
             # on the connection that holds the lock, so that nothing is signed after losing it
             with translate_driver_errors():
-                if not await self.connection.fetchval(_HELD_BY_ME, _LOCK, timeout=ANSWER_S):
+                if not await self.connection.fetchval(HELD_BY_ME, _LOCK, timeout=ANSWER_S):
                     raise DatabaseUnavailableError("This process no longer holds the lock on its database.")
                 await self.connection.execute(write, _NAME, owner, timeout=ANSWER_S)
 
@@ -162,7 +136,7 @@ class Ownership:
             return "The database is a replica, which cannot be written to."
         owner = await self._read_owner()
         if owner and owner["id"] != self._identity:
-            if await self.query(_HELD_BY_ANYBODY, _LOCK):
+            if await self.query(HELD_BY_ANYBODY, _LOCK):
                 self._free_since = None
                 return f"{_describe(owner)} is using this database. This platform takes over when the other one stops."
             now = asyncio.get_running_loop().time()
@@ -197,7 +171,7 @@ class Ownership:
         self._broken = broken = asyncio.Event()
         connection = await self._stack.enter_async_context(self._database.dedicated_connection())
         connection.add_termination_listener(lambda _: broken.set())
-        await connection.execute(_VANISHED, timeout=ANSWER_S)
+        await connection.execute(DETECT_VANISHED, timeout=ANSWER_S)
         self.connection = connection
 
     async def _disconnect(self) -> None:
@@ -232,7 +206,7 @@ class Ownership:
                     await self._broken.wait()
                     return "the connection was closed"
             try:
-                held = await self._ask_patiently(_HELD_BY_ME, _LOCK)
+                held = await self._ask_patiently(HELD_BY_ME, _LOCK)
             except _BROKEN as error:
                 return str(error) or type(error).__name__
             if not held:

@@ -60,7 +60,8 @@ def restart_without_data(engine: Engine) -> None:
     """Kill the engine and delete everything it had on this machine."""
     engine.kill()
     lose(engine.data)
-    engine._start()
+    engine.launch()
+    engine.wait_until_ready()
 
 
 @pytest.mark.slow

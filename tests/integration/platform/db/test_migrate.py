@@ -11,10 +11,11 @@ from sqlalchemy import inspect, select, text
 from sqlalchemy.exc import DBAPIError
 
 from sandyard.kit.errors import InvalidInputError
+from sandyard.kit.postgres import identify
 from sandyard.platform.db import migrate
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Audit, Base, Project, Sandbox, User
-from sandyard.platform.db.ownership import Ownership, identify
+from sandyard.platform.db.ownership import Ownership
 
 pytestmark = pytest.mark.both_databases
 

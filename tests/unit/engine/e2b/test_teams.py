@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from sandyard.engine.e2b.control import api
-from sandyard.engine.store.database import Database
+from sandyard.engine.store.database import Database, DatabaseUnavailableError
 from sandyard.engine.store.keys import ApiKeys
 
 
@@ -82,3 +82,32 @@ async def test_an_access_token_works_as_a_key(client: httpx.AsyncClient) -> None
     assert (await client.get("/teams", headers=bearer)).status_code == 200
     assert (await client.delete(f"/access-tokens/{created['id']}", headers=bearer)).status_code == 204
     assert (await client.get("/teams", headers=bearer)).status_code == 401
+
+
+async def test_nothing_is_changed_while_the_database_is_away(keys: ApiKeys) -> None:
+    _, secret = keys.create("first")
+    problem: list[str] = ["The database is away."]
+    app = api.build_app(MagicMock(), keys, lambda: problem[0] if problem else None)
+    headers = {"X-API-Key": secret.reveal()}
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://engine", headers=headers
+    ) as client:
+        refused = await client.post("/api-keys", json={"name": "second"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert refused.json() == {"code": 503, "message": "The database is away."}
+        assert (await client.get("/api-keys")).status_code == 200
+        assert (await client.get("/ready")).status_code == 503
+        problem.clear()
+        assert (await client.post("/api-keys", json={"name": "second"})).status_code == 201
+    assert [key.label for key in keys.list()] == ["first", "second"]
+
+
+async def test_keys_stay_valid_while_the_database_is_away(keys: ApiKeys, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, secret = keys.create("first")
+
+    def fail() -> int:
+        raise DatabaseUnavailableError
+
+    monkeypatch.setattr(keys._database, "get_data_version", fail)
+    monkeypatch.setattr(keys, "_checked_at", 0.0)
+    assert keys.check(secret.reveal()) == key

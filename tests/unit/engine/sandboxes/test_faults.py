@@ -10,6 +10,7 @@ import pytest
 from sandyard.engine.contract import Condition, NetworkPolicy
 from sandyard.engine.sandboxes.errors import StuckError
 from sandyard.engine.sandboxes.model import Network, OnTimeout, PauseKind
+from sandyard.engine.store.database import DatabaseUnavailableError
 from sandyard.kit.errors import BusyError, FullError, NoSpaceError, NotFoundError, SandyardError
 from tests.unit.engine.sandboxes.harness import SandboxesHarness
 
@@ -239,14 +240,17 @@ async def test_a_full_database_disk_undoes_the_verb(harness: SandboxesHarness, m
     harness.check()
 
 
-async def test_a_full_disk_does_not_prevent_a_kill(harness: SandboxesHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [NoSpaceError, DatabaseUnavailableError])
+async def test_a_database_that_cannot_be_written_does_not_prevent_a_kill(
+    harness: SandboxesHarness, monkeypatch: pytest.MonkeyPatch, error: type[SandyardError]
+) -> None:
     killed, died, lost = await harness.create(), await harness.create(), await harness.create()
 
-    def raise_no_space(*_: object) -> None:
-        raise NoSpaceError
+    def fail(*_: object) -> None:
+        raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(harness.service.components.repository, "delete", raise_no_space)
+        patch.setattr(harness.service.components.repository, "delete", fail)
         await harness.service.kill(killed.id)
         harness.host.end(died.id, keep_files=False)
         await harness.service.kill(lost.id)

@@ -41,6 +41,7 @@ from sandyard.engine.drivers.cluster.layers import LayerCopies
 from sandyard.engine.drivers.cluster.link import EngineIdentity, HostLink
 from sandyard.engine.drivers.cluster.model import (
     DRIVER_NAME,
+    ELSEWHERE,
     LOCAL_HOST_ID,
     HostDirectory,
     HostRecord,
@@ -168,6 +169,8 @@ class ClusterDriver:
         self._snapshots = set(snapshots)
         by_host: dict[str, dict[str, Handle]] = {}
         for handle in keep:
+            if handle.driver == ELSEWHERE:
+                continue
             host_id, inner = split_handle(handle)
             by_host.setdefault(host_id, {})[handle.id] = inner
         local = by_host.pop(LOCAL_HOST_ID, {})
@@ -311,7 +314,11 @@ class ClusterDriver:
 
     def _get_link(self, handle: Handle) -> tuple[HostLink | None, Handle]:
         """Return the link to the host of a sandbox, None for this machine, and the handle of the host's own driver. Raises
-        NotFoundError if the host is not registered."""
+        NotFoundError if the host is not registered, and UnreachableError if the sandbox is on another engine's machine."""
+        if handle.driver == ELSEWHERE:
+            raise UnreachableError(
+                f"The sandbox {handle.id} is on the machine of another engine, and out of reach until that engine is active again."
+            )
         if handle.driver != DRIVER_NAME:
             return None, handle
         host_id, inner = split_handle(handle)
@@ -539,6 +546,8 @@ class ClusterDriver:
         return join_handle(link, await link.end_sandbox("stop", inner), get_base_layers(handle))
 
     async def kill(self, handle: Handle) -> None:
+        if handle.driver == ELSEWHERE:
+            return  # its own engine removes what has no record when it is active again
         try:
             link, inner = self._get_link(handle)
         except NotFoundError:

@@ -14,6 +14,10 @@ DRIVER_NAME = "cluster"
 LOCAL_HOST_ID = "local"
 """The machine that the engine runs on. It has no record: its driver runs in the engine's process."""
 
+ELSEWHERE = "elsewhere"
+"""The driver in the handles of sandboxes on the machine of another engine with the same database. They are out of reach until that
+engine is active again."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostRecord:

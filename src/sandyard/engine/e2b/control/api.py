@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import FastAPI, Response
 
 from sandyard.engine.e2b.control import (
@@ -31,8 +33,8 @@ from sandyard.engine.store.keys import ApiKeys
 from sandyard.kit.telemetry import TelemetryMiddleware
 
 
-def build_app(context: Context, keys: ApiKeys) -> Guard:
-    """Return the ASGI application for all requests that are not traffic into a sandbox."""
+def build_app(context: Context, keys: ApiKeys, find_problem: Callable[[], str | None] = lambda: None) -> Guard:
+    """Return the ASGI application for all requests that are not traffic into a sandbox. `find_problem`: see `Guard`."""
     app = FastAPI(title="Sandyard engine", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     errors.install(app)
 
@@ -44,7 +46,7 @@ def build_app(context: Context, keys: ApiKeys) -> Guard:
     async def ready() -> Response:
         """Return whether a sandbox could be created now. `/health` only says that the engine is serving. With 200 and a
         message if it could, but snapshots are not published."""
-        shortage = context.sandboxes.find_shortage()
+        shortage = find_problem() or context.sandboxes.find_shortage()
         if shortage is not None:
             return errors.make_error_response(503, shortage)
         warning = context.layers.find_problem() if context.layers is not None else None
@@ -77,4 +79,5 @@ def build_app(context: Context, keys: ApiKeys) -> Guard:
             uploads.PREFIX: uploads.make_app(context.builds),
             volume_content.PREFIX: volume_content.make_app(context.volumes),
         },
+        find_problem,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sandyard.engine.e2b.control.errors import FAILED
 from sandyard.engine.e2b.dataplane.asgi import App, Headers, Message, Receive, Scope, Send, discard_body, get_header
@@ -16,6 +16,7 @@ log = get_logger(__name__)
 
 BODY_LIMIT, BODY_VALUES = 4 * 1024 * 1024, 20_000
 """Maximum number of bytes and JSON values in a request's body."""
+_READING = frozenset(("GET", "HEAD"))
 OPEN_PATHS = frozenset(("/health", "/ready"))
 CORS: Headers = [
     (b"access-control-allow-origin", b"*"),
@@ -36,13 +37,16 @@ class Guard:
         keys: ApiKeys,
         direct_apps: Mapping[tuple[str, str], App],
         token_apps: Mapping[str, App] | None = None,
+        find_problem: Callable[[], str | None] = lambda: None,
     ) -> None:
         """`direct_apps` are the requests, by method and path, that need only the guard. `token_apps`, by path prefix, are
-        applications that check their own tokens; the body of a PUT to them may have any size."""
+        applications that check their own tokens; the body of a PUT to them may have any size. `find_problem` returns why
+        nothing can be changed at the moment, or None."""
         self.app = app
         self._keys = keys
         self.direct_apps = direct_apps
         self._token_apps = token_apps or {}
+        self._find_problem = find_problem
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -84,7 +88,7 @@ class Guard:
             await _send_error(send, *body.refusal)
 
     def _authenticate(self, scope: Scope, headers: Headers) -> tuple[int, str] | None:
-        """Check the API key and the declared length. Return the status and message of a refusal, or None."""
+        """Check the API key, the declared length, and whether changes are possible. Return the status and message of a refusal, or None."""
         if scope["path"] in OPEN_PATHS:
             return None
         credential = get_credential(headers)
@@ -98,6 +102,8 @@ class Guard:
         length = get_header(headers, b"content-length")
         if length is not None and length.isdigit() and int(length) > BODY_LIMIT:
             return _TOO_LARGE
+        if scope["method"] not in _READING and (problem := self._find_problem()) is not None:
+            return 503, problem  # before anything is done to a sandbox that could then not be recorded
         return None
 
     async def _answer_preflight(self, headers: Headers, send: Send) -> None:
@@ -163,6 +169,7 @@ async def _send_error(send: Send, status: int, message: str) -> None:
     headers: Headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
+        *([(b"retry-after", b"1")] if status == 503 else ()),
         *CORS,
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
