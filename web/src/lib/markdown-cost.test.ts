@@ -64,7 +64,7 @@ it("the scanner reads a line of tildes only once", () => {
 });
 
 it("a page formats the first texts until its budget is spent", () => {
-  const text = (name: string) => `${name}\n\n${"**a** b\n\n".repeat(800)}`;
+  const text = (name: string) => `${name}\n\n${"**a** b\n\n".repeat(1_500)}`;
   const [first, second, third] = [text("first"), text("second"), text("third")];
   expect(textsBeyondBudget([first, second, third, "**small**"])).toEqual(new Set([second, third]));
 });

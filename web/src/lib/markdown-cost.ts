@@ -28,6 +28,7 @@ const EMPTY = /^[ \t]*$/; // other kinds of spaces are text
 /** The start of HTML that does not end at an empty line: the parser may see its end, and no code block, where this scanner sees one. */
 const LASTING_HTML = /^ {0,3}<(?:[!?]|script|pre|style|textarea)/i;
 const UNDERLINE = /^[ \t>]*(?:=+|-+)[ \t]*$/; // the parser looks for its heading in all that it has read
+const DELIMITERS = /^\|(?: *:?-+:? *\|)+ *$/;
 const BULLET = /^ {0,3}[-+*][ \t]+[^ \t]/; // ends a paragraph, always
 /** The marks of lists and quotes at the start of a line, with the indentation before, between and after them. */
 const CONTAINERS = /(?:[ \t]*(?:>|[-+*](?=[ \t]|$)|\d{1,9}[.)](?=[ \t]|$)))*[ \t]*/y;
@@ -40,6 +41,7 @@ export function markdownCost(text: string): number {
   let [blockMarks, columns, lastPipes, rows] = [0, 0, 0, 0]; // of the block, and of the table that it may be
   let [afterEmpty, knowsCode] = [true, true];
   let [characters, charged, bracket] = [0, 0, false]; // of the paragraph; its words are compared with its brackets
+  let [isHeader, isTable] = [false, false];
   let open = 0; // at most so many lists and quotes continue in the next line
   let fence = "";
   for (const line of text.split(/\r\n?|\n/)) {
@@ -51,7 +53,7 @@ export function markdownCost(text: string): number {
     } else if (EMPTY.test(line)) {
       cost += COSTS.codeLine + open * COSTS.continued;
       [afterEmpty, blockMarks, columns, lastPipes, rows] = [true, 0, 0, 0, 0];
-      [characters, charged, bracket] = [0, 0, false];
+      [characters, charged, bracket, isTable] = [0, 0, false, false];
     } else {
       knowsCode &&= !LASTING_HTML.test(line);
       fence = afterEmpty && knowsCode ? fenceOf(line) : "";
@@ -66,7 +68,10 @@ export function markdownCost(text: string): number {
       const checked = afterEmpty ? continued : open; // a line of a paragraph needs no marks
       open = afterEmpty ? depth : Math.max(open, depth);
       afterEmpty = false;
-      if (BULLET.test(line)) [characters, charged, bracket] = [0, 0, false];
+      if (rows === 0) isHeader = /^\|[^\\`]*$/.test(line) && line.trimEnd().endsWith("|");
+      if (rows === 1) isTable = isHeader && DELIMITERS.test(line) && line.split("|").length - 1 === lastPipes;
+      isTable &&= line.startsWith("|");
+      if (isTable || BULLET.test(line)) [characters, charged, bracket] = [0, 0, false];
       characters += line.length;
       bracket ||= /[[\]]/.test(line);
       if (bracket) {
