@@ -1,7 +1,9 @@
 import { readFileSync } from "node:fs";
 import { describe, expect, it } from "vitest";
 import { PAGES } from "@/features/help/pages";
-import { isCheapMarkdown, LIMITS } from "./markdown-cost";
+import { LIMITS, markdownCost, textsBeyondBudget } from "./markdown-cost";
+
+const isCheapMarkdown = (text: string) => markdownCost(text) < Number.POSITIVE_INFINITY;
 
 describe("documents", () => {
   it.each(PAGES)("$id is cheap", ({ id }) => {
@@ -42,9 +44,29 @@ describe("texts that take the parser seconds", () => {
     ["a wide table, whose rows get all columns", `${"|a".repeat(300)}\n${"|-".repeat(300)}\n${"|b\n".repeat(300)}`],
     ["a table in a quote", `> ${"a|".repeat(300)}\n> ${"-|".repeat(300)}\n${"> b\n".repeat(300)}`],
     ["a paragraph with lines that only look empty", Array(5).fill("*a_ ".repeat(490)).join("\n\u00a0\n")],
+    ["deep lists on every line", `${"- ".repeat(30)}a\n`.repeat(322)],
+    ["less deep lists on every line", `${"- ".repeat(10)}a\n`.repeat(900)],
+    ["lists nested by indentation", Array.from({ length: 300 }, (_, depth) => `${"  ".repeat(depth)}- a\n`).join("")],
+    ["a long paragraph in deep lists", `${"- ".repeat(20)}a\n${"b\n".repeat(6_000)}`],
+    ["words after a bracket", `[${"a ".repeat(10_000)}`],
   ])("%s", (_, text) => {
     expect(isCheapMarkdown(text)).toBe(false);
   });
+});
+
+it("ordinary lists are cheap", () => {
+  expect(isCheapMarkdown("- a\n  - b\n    - c\n".repeat(200))).toBe(true);
+});
+
+it("the scanner reads a line of tildes only once", () => {
+  // with backtracking, this takes longer than the timeout of a test
+  expect(isCheapMarkdown(`${"~".repeat(99_000)}\``)).toBe(false);
+});
+
+it("a page formats the first texts until its budget is spent", () => {
+  const text = (name: string) => `${name}\n\n${"**a** b\n\n".repeat(1_500)}`;
+  const [first, second, third] = [text("first"), text("second"), text("third")];
+  expect(textsBeyondBudget([first, second, third, "**small**"])).toEqual(new Set([second, third]));
 });
 
 describe("code blocks that only the scanner would see are counted", () => {

@@ -16,7 +16,8 @@ vi.mock("./code", async (original) => {
   return { ...real, Code };
 });
 
-import { Markdown } from "./markdown";
+import { Remarks } from "@/features/pulls/remarks";
+import { Markdown, MarkdownBudget } from "./markdown";
 import Rendered from "./markdown-rendered";
 
 const render = (text: string) =>
@@ -43,6 +44,35 @@ it("shows a text that would freeze the page as written, with the reason", () => 
   const html = renderToStaticMarkup(<Markdown text={`**bold** ${"*a_ ".repeat(2_000)}`} />);
   expect(html).toContain("Shown without formatting");
   expect(html).toContain("**bold** *a_ ");
+});
+
+it("shows a page of 100 hostile remarks as written, with a button for those that can be formatted", () => {
+  const show = (text: string) => {
+    const remarks = Array.from({ length: 100 }, (_, index) => ({
+      kind: "comment",
+      id: String(index),
+      author: "eve",
+      text: `${index}\n\n${text}`,
+      at: "2026-01-01T00:00:00Z",
+      state: null,
+      path: null,
+      line: null,
+      url: null,
+    }));
+    return renderToStaticMarkup(
+      <Tooltip.Provider>
+        <MarkdownBudget texts={remarks.map((remark) => remark.text)}>
+          <Remarks remarks={remarks} />
+        </MarkdownBudget>
+      </Tooltip.Provider>,
+    );
+  };
+  const count = (html: string, words: string) => html.split(words).length - 1;
+  expect(count(show(`${"- ".repeat(30)}a\n`.repeat(320)), "the text is too long or too complex")).toBe(100);
+  const several = show(`${"- ".repeat(5)}a\n`.repeat(250));
+  expect(count(several, "this page has many complex texts")).toBeGreaterThanOrEqual(98);
+  expect(count(several, "Format</button>")).toBeGreaterThanOrEqual(98);
+  expect(count(show("**a**"), "Shown without formatting")).toBe(0);
 });
 
 it("shows nothing for an empty text", () => {

@@ -3,6 +3,7 @@ import { ArrowDown, LoaderCircle } from "lucide-react";
 import { memo, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "react";
 import type { Turn } from "@/api/types";
 import { Button } from "@/ui/button";
+import { MarkdownBudget } from "@/ui/markdown";
 import { AskRow } from "./ask";
 import { FoldContext } from "./fold";
 import { recordOrEmpty, textOrEmpty } from "./message-parts";
@@ -171,32 +172,39 @@ export function ConversationList(listed: ConversationListProps) {
           data-testid="conversation"
         >
           <div className="relative mx-auto w-full max-w-3xl" style={{ height: size }}>
-            {virtual.getVirtualItems().map((item) => {
-              const row = rows[item.index];
-              return (
-                <div
-                  key={item.key}
-                  ref={virtual.measureElement}
-                  data-index={item.index}
-                  className="absolute inset-x-0 top-0"
-                  style={{ transform: `translateY(${item.start}px)` }}
-                >
-                  {row ? (
-                    <ConversationRow
-                      row={row}
-                      turn={turnOf(row, turns)}
-                      live={running !== undefined && turnOf(row, turns)?.id === running.id}
-                      retryable={item.index === rows.length - 1 && !running && !lacksSandbox}
-                      ofTask={ofTask}
-                      projectId={projectId}
-                      agent={agent}
-                    />
-                  ) : (
-                    running && <Working turn={running} />
-                  )}
-                </div>
-              );
-            })}
+            <MarkdownBudget
+              texts={virtual
+                .getVirtualItems()
+                .flatMap((item) => textsOf(rows[item.index]))
+                .reverse()}
+            >
+              {virtual.getVirtualItems().map((item) => {
+                const row = rows[item.index];
+                return (
+                  <div
+                    key={item.key}
+                    ref={virtual.measureElement}
+                    data-index={item.index}
+                    className="absolute inset-x-0 top-0"
+                    style={{ transform: `translateY(${item.start}px)` }}
+                  >
+                    {row ? (
+                      <ConversationRow
+                        row={row}
+                        turn={turnOf(row, turns)}
+                        live={running !== undefined && turnOf(row, turns)?.id === running.id}
+                        retryable={item.index === rows.length - 1 && !running && !lacksSandbox}
+                        ofTask={ofTask}
+                        projectId={projectId}
+                        agent={agent}
+                      />
+                    ) : (
+                      running && <Working turn={running} />
+                    )}
+                  </div>
+                );
+              })}
+            </MarkdownBudget>
           </div>
         </section>
         {away && (
@@ -221,6 +229,11 @@ function estimateHeight(row: Row | undefined): number {
   const part = row.message.parts[0];
   if (part?.type === "tool_call" || part?.type === "thought") return 30;
   return 40 + Math.min(600, Math.ceil(textOrEmpty(part?.text).length / 90) * 22);
+}
+
+/** The formatted texts of a row. */
+function textsOf(row: Row | undefined): string[] {
+  return row?.kind === "message" ? row.message.parts.map((part) => textOrEmpty(part.text)) : [];
 }
 
 function turnOf(row: Row, turns: ReadonlyMap<string, Turn>): Turn | undefined {

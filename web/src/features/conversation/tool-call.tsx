@@ -19,7 +19,7 @@ import {
 import type { Ask, Message } from "@/api/types";
 import { markHidden } from "@/lib/hidden-characters";
 import { Code } from "@/ui/code";
-import { Markdown } from "@/ui/markdown";
+import { Markdown, MarkdownBudget } from "@/ui/markdown";
 import { VisibleText } from "@/ui/visible-text";
 import { FileChange } from "./file-change";
 import { Fold } from "./fold";
@@ -129,28 +129,30 @@ export function CallDetails({ call }: { call: ToolCall }) {
           <Code text={formatValue(given)} language={typeof given === "string" ? undefined : "json"} />
         </Labelled>
       )}
-      {call.content.map((callContent, index) => {
-        const key = `${callContent.type}:${index}`;
-        if (callContent.type === "diff")
-          return (
-            <FileChange key={key} path={callContent.path} before={callContent.oldText} after={callContent.newText} />
+      <MarkdownBudget texts={call.content.map((content) => (content.type === "text" ? markHidden(content.text) : ""))}>
+        {call.content.map((callContent, index) => {
+          const key = `${callContent.type}:${index}`;
+          if (callContent.type === "diff")
+            return (
+              <FileChange key={key} path={callContent.path} before={callContent.oldText} after={callContent.newText} />
+            );
+          if (callContent.type === "terminal") {
+            return (
+              <p key={key} className="text-xs text-soft">
+                Ran in the agent's own terminal ({callContent.id}).
+              </p>
+            );
+          }
+          if (!callContent.text.trim()) return null;
+          return call.kind === "execute" ? (
+            <Output key={key} text={removeFence(callContent.text)} label={`Output of ${call.title}`} />
+          ) : (
+            <div key={key} className="text-[13px]">
+              <Markdown text={markHidden(callContent.text)} />
+            </div>
           );
-        if (callContent.type === "terminal") {
-          return (
-            <p key={key} className="text-xs text-soft">
-              Ran in the agent's own terminal ({callContent.id}).
-            </p>
-          );
-        }
-        if (!callContent.text.trim()) return null;
-        return call.kind === "execute" ? (
-          <Output key={key} text={removeFence(callContent.text)} label={`Output of ${call.title}`} />
-        ) : (
-          <div key={key} className="text-[13px]">
-            <Markdown text={markHidden(callContent.text)} />
-          </div>
-        );
-      })}
+        })}
+      </MarkdownBudget>
       {isNotEmpty(call.output) && !shown && (
         <Labelled label="Output">
           <Output text={formatValue(call.output)} label={`Output of ${call.title}`} />

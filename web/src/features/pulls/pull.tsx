@@ -23,6 +23,7 @@ import { Badge, Dot } from "@/ui/badge";
 import { Button, IconButton } from "@/ui/button";
 import { Confirm } from "@/ui/dialog";
 import { Select } from "@/ui/field";
+import { MarkdownBudget } from "@/ui/markdown";
 import { Status } from "@/ui/status";
 import { Ago } from "@/ui/time";
 import { toast } from "@/ui/toast";
@@ -234,29 +235,31 @@ export function Pull({
             {update}
           </div>
         )}
-        <Block title="Checks" empty="No checks have run.">
-          {(verified || runs.length > 0) && (
-            <>
-              {verified && <Verified verified={verified} />}
-              {runs.length > 0 ? (
-                <Runs runs={runs} />
-              ) : (
-                <p className="border-t px-3 py-1.5 text-[13px] text-faint">The forge has not run any checks.</p>
-              )}
-            </>
-          )}
-        </Block>
-        <Block
-          title="Reviews and comments"
-          note={
-            open && taskId
-              ? `Requested changes, and comments that mention ${project?.settings.tasks?.mention ?? "@sandyard"}, are sent to the agent if their author has write access to the repository. If not, you are asked first. Other comments are only shown here.`
-              : undefined
-          }
-          empty="No reviews or comments yet."
-        >
-          {remarks.length > 0 && <Remarks remarks={remarks} onQuote={open ? quote : undefined} />}
-        </Block>
+        <MarkdownBudget texts={[...remarks.map((remark) => remark.text), ...runs.map((run) => run.summary ?? "")]}>
+          <Block title="Checks" empty="No checks have run.">
+            {(verified || runs.length > 0) && (
+              <>
+                {verified && <Verified verified={verified} />}
+                {runs.length > 0 ? (
+                  <Runs runs={runs} />
+                ) : (
+                  <p className="border-t px-3 py-1.5 text-[13px] text-faint">The forge has not run any checks.</p>
+                )}
+              </>
+            )}
+          </Block>
+          <Block
+            title="Reviews and comments"
+            note={
+              open && taskId
+                ? `Requested changes, and comments that mention ${project?.settings.tasks?.mention ?? "@sandyard"}, are sent to the agent if their author has write access to the repository. If not, you are asked first. Other comments are only shown here.`
+                : undefined
+            }
+            empty="No reviews or comments yet."
+          >
+            {remarks.length > 0 && <Remarks remarks={remarks} onQuote={open ? quote : undefined} />}
+          </Block>
+        </MarkdownBudget>
       </div>
     </div>
   );
