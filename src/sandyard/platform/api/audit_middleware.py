@@ -1,7 +1,8 @@
 """Audit middleware: every request that changes something is recorded before its response is sent.
 
 Also recorded: WebSockets when they are opened, and routes marked with `@audited`. Not recorded: requests rejected for missing authentication
-or rate limits, and rejected webhooks, because anyone can send an unlimited number of those.
+or rate limits, and rejected webhooks, because anyone can send an unlimited number of those. Of a user's other refused requests, those
+beyond a limit are counted in one entry per minute.
 """
 
 from __future__ import annotations
@@ -99,9 +100,15 @@ async def _record(scope: Scope, status: int) -> None:
             request_id=state.get("request_id"),
             address=client[0] if client else None,
             detail=detail,
+            refused=_is_refusal(scope, status, outcome),
         )
     except Exception as error:
         log.error("audit_failed", exc=error, action=name, outcome=outcome)  # noqa: TRY400 - `exc` logs the traceback
+
+
+def _is_refusal(scope: Scope, status: int, outcome: str) -> bool:
+    """Return whether the request or WebSocket was refused, instead of failing on the way or being interrupted."""
+    return outcome != "ok" and (400 <= status < 500 or (scope["type"] == "websocket" and status < 400))
 
 
 def _is_audited(scope: Scope) -> bool:

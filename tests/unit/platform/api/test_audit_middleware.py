@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from fastapi import Request, WebSocket
@@ -9,6 +10,7 @@ from sandyard.kit.errors import ConflictError
 from sandyard.platform.api.audit_middleware import add_audit_detail, audited
 from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.routers import api_router
+from sandyard.platform.domain.audit.refusals import PERIOD_S, RECORDED_PER_PERIOD
 from sandyard.platform.domain.audit.service import AuditQuery
 from sandyard.platform.domain.paging import PageRequest
 from tests.unit.platform.api.sockets import connect
@@ -80,6 +82,46 @@ async def test_records_changes(world: World) -> None:
     first = found[0]
     assert (first.user_name, first.means, first.request_id) == ("maria", maria.principal.means, "mine")
     assert first.address == "127.0.0.1" and first.detail == {"color": "red", "also": ["prt_2"]}
+
+
+async def test_long_path_parameters_are_not_stored_completely(world: World) -> None:
+    maria = await world.create_person("maria")
+    async with client(world.app(router), maria) as web:
+        assert (await web.post(f"/api/v1/things/{'t' * 20_000}/parts/{'p' * 20_000}")).status_code == 200
+    (found,) = await entries(world)
+    assert len(found.target) == 300 and found.detail["also"][0].startswith("ppp")
+    assert len(json.dumps(found.detail)) < 2_000
+
+
+async def test_refused_requests_beyond_a_limit_are_counted_in_one_entry(world: World) -> None:
+    maria, noor = await world.create_person("maria"), await world.create_person("noor")
+    app, further = world.app(router), 7
+    async with client(app, maria) as web:
+        for _ in range(RECORDED_PER_PERIOD + further):
+            assert (await web.delete("/api/v1/things/thg_1")).status_code == 409
+        await web.post("/api/v1/things")
+    async with client(app, noor) as web:
+        await web.delete("/api/v1/things/thg_2")
+    found = await entries(world)
+    assert [entry.action for entry in found[-2:]] == ["thing.create", "thing.delete"] and found[-1].user_name == "noor"
+    assert len(found) == RECORDED_PER_PERIOD + 2
+    await world.clock.advance(PERIOD_S)
+    await world.audit.close()
+    summary = (await entries(world))[-1]
+    assert (summary.action, summary.user_name, summary.outcome) == ("audit.further_refusals", "maria", "refused")
+    assert summary.detail["requests"] == further and summary.detail["actions"] == {"thing.delete": further}
+    assert summary.detail["outcomes"] == {"conflict": further} and summary.detail["addresses"] == {"127.0.0.1": further}
+    assert summary.detail["first"] == summary.detail["last"]
+    assert len(await entries(world)) == RECORDED_PER_PERIOD + 3
+
+
+async def test_failures_are_recorded_individually(world: World) -> None:
+    """What failed or was interrupted may have changed something."""
+    maria = await world.create_person("maria")
+    async with client(world.app(router), maria) as web:
+        for _ in range(RECORDED_PER_PERIOD + 3):
+            await web.patch("/api/v1/things/thg_1")
+    assert len(await entries(world)) == RECORDED_PER_PERIOD + 3
 
 
 async def test_unauthenticated_requests_are_not_recorded(world: World) -> None:

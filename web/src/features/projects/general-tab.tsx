@@ -109,7 +109,7 @@ function ArchiveAndDelete({ project }: { project: Project }) {
             {archived ? "Unarchive" : "Archive"}
           </Button>
         </ActionRow>
-        <ActionRow text="Deletes the project's tasks, schedules, secrets and credentials. Sessions stay with their owners. The repository is not changed.">
+        <ActionRow text="Deletes the project's tasks, schedules, secrets and credentials. Sessions stay with their owners, those of people who have left go to the project's owner; its restrictions still apply to them. The repository is not changed.">
           <Confirm
             trigger={
               <Button look="danger" disabled={frozen}>

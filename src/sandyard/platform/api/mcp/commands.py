@@ -148,8 +148,6 @@ async def _wait_for_command(call: Call, command: models.Command, seconds: float)
         command = await commands.get(command.id)
         written = command.stdout_bytes + command.stderr_bytes
         await call.progress(time.monotonic() - started, seconds, f"Running; {written:,} bytes of output so far.")
-    if seconds > PROGRESS_S:
-        await call.check_authorization()
     return command
 
 

@@ -25,19 +25,21 @@ async def wait_for_events(
     """Return what `load` returns as soon as `is_over` accepts it, or when the time has passed.
 
     Loads again after each event and after periods without events, each time with the caller's permissions, which may change meanwhile.
-    Raises StoppingError if the platform stops.
+    Raises UnauthenticatedError if the caller's token or role has become invalid, however many events there are, and StoppingError if the
+    platform stops. Whoever called the tool checks the authorization once more before the result is returned.
     """
-    started = reported_at = time.monotonic()
+    started = reported_at = checked_at = time.monotonic()
     subscription = await call.services.events.subscribe(call.caller, filters)
     found = await load()
     while not is_over(found) and (left := started + seconds - time.monotonic()) > 0:
         events = await subscription.wait_for_batch(min(left, PROGRESS_S))
         if subscription.ended:
             raise StoppingError("The platform is stopping. The work continues: try again in a moment.")
-        if not events:
-            await call.check_authorization()
-        found = await load()
         now = time.monotonic()
+        if now - checked_at >= PROGRESS_S:
+            await call.check_authorization()
+            checked_at = now
+        found = await load()
         if not events or (now - reported_at > 1 and not _is_output(events)):
             reported_at = now
             await call.progress(now - started, seconds, describe(found))

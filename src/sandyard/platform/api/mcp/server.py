@@ -136,11 +136,11 @@ async def _call(ctx: ServerRequestContext[Any, Request], params: wire.CallToolRe
         raise MCPError(code=wire.INVALID_PARAMS, message=f"Unknown tool: {params.name[:100]!r}.")
     assert request is not None
     call = Call(request.app.state.services, request.state.principal, ctx.session.report_progress)
-    outcome = "interrupted"
+    outcome, refused = "interrupted", False
     try:
         result = await _run_tool(tool, call, request.app.state.limits, params.arguments or {})
     except SandyardError as error:
-        outcome = error.code
+        outcome, refused = error.code, 400 <= error.status < 500
         return _make_error(error.code, error.message, error.extra)
     except Exception as error:
         outcome = "internal"
@@ -152,7 +152,7 @@ async def _call(ctx: ServerRequestContext[Any, Request], params: wire.CallToolRe
     finally:
         if outcome not in _UNRECORDED_OUTCOMES:
             with anyio.CancelScope(shield=True):  # also if cancelled: the requested work may still continue
-                await _record(tool, call, outcome, request)
+                await _record(tool, call, outcome, request, refused=refused)
 
 
 async def _run_tool(tool: Tool, call: Call, limits: RateLimiter, arguments: Mapping[str, Any]) -> wire.CallToolResult:
@@ -162,6 +162,8 @@ async def _run_tool(tool: Tool, call: Call, limits: RateLimiter, arguments: Mapp
     call.target = next((value for name in _IDS if isinstance(value := getattr(parsed, name, None), str)), None)
     if tool.reads or tool.waits:
         result = await tool.run(call, parsed)
+        if tool.waits:
+            await call.check_authorization()  # the result contains what happened during the wait
     else:
         with call.shield():
             result = await tool.run(call, parsed)
@@ -202,7 +204,7 @@ def _make_error(code: str, message: str, extra: Mapping[str, object]) -> wire.Ca
     )
 
 
-async def _record(tool: Tool, call: Call, outcome: str, request: Request) -> None:
+async def _record(tool: Tool, call: Call, outcome: str, request: Request, *, refused: bool) -> None:
     try:
         await call.services.audit.record(
             call.caller,
@@ -212,6 +214,7 @@ async def _record(tool: Tool, call: Call, outcome: str, request: Request) -> Non
             request_id=request.state.request_id,
             address=request.client.host if request.client else None,
             detail=call.detail,
+            refused=refused,
         )
     except Exception as error:
         log.error("audit_failed", exc=error, action=f"mcp.{tool.name}", outcome=outcome)  # noqa: TRY400

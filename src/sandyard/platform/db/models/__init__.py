@@ -10,7 +10,7 @@ from sandyard.platform.db.models.git import (
     GitOperation,
     PullRequest,
 )
-from sandyard.platform.db.models.projects import Project, ProjectMember
+from sandyard.platform.db.models.projects import DeletedProject, Project, ProjectMember
 from sandyard.platform.db.models.records import Audit, Event, Setting, StoredSecret
 from sandyard.platform.db.models.sandboxes import Command, Sandbox, Terminal
 from sandyard.platform.db.models.sessions import UNTITLED, Message, Session, Turn
@@ -41,6 +41,7 @@ __all__ = [
     "Checkpoint",
     "Command",
     "Credential",
+    "DeletedProject",
     "Delivery",
     "Event",
     "GitOperation",

@@ -122,6 +122,8 @@ class ReportedNews(TypedDict, total=False):
 
     remarks: list[str]
     """`kind:id` of each."""
+    forgotten: dict[str, int]
+    """By kind, the newest id that was removed from `remarks`. Remarks up to it were reported."""
     passed: str | None
     """The commit whose checks were reported as passing."""
     updatedAt: str

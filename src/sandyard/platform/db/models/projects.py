@@ -31,6 +31,18 @@ class Project(Base):
     """Why its repository could not be used at the last attempt."""
 
 
+class DeletedProject(Base):
+    """What still applies to the sandboxes and sessions of a project that was deleted, and to their copies. Has the project's id."""
+
+    __tablename__ = "deleted_projects"
+
+    id: Mapped[Id]
+    owner_id: Mapped[str] = mapped_column(String(40))
+    repository: Mapped[str | None] = mapped_column(String(1000))
+    settings: Mapped[dict[str, Any]] = mapped_column(Json)
+    deleted_at: Mapped[datetime]
+
+
 class ProjectMember(Base):
     __tablename__ = "project_members"
 

@@ -35,6 +35,7 @@ class Sandbox(Base):
     owner_id: Mapped[str] = mapped_column(belongs_to("users.id"))
     session_id: Mapped[str | None] = mapped_column(may_refer_to("sessions.id"), index=True)
     project_id: Mapped[str | None] = mapped_column(may_refer_to("projects.id"), index=True)
+    deleted_project_id: Mapped[str | None] = mapped_column(String(40))  # whose settings still apply
     task_id: Mapped[str | None] = mapped_column(may_refer_to("tasks.id"), index=True)
     agent_id: Mapped[str | None] = mapped_column(String(100))
     internal: Mapped[bool] = mapped_column(default=False, server_default=false())

@@ -22,6 +22,7 @@ class Session(Base):
     id: Mapped[Id]
     owner_id: Mapped[str] = mapped_column(belongs_to("users.id"), index=True)
     project_id: Mapped[str | None] = mapped_column(may_refer_to("projects.id"), index=True)
+    deleted_project_id: Mapped[str | None] = mapped_column(String(40))  # whose settings still apply
     task_id: Mapped[str | None] = mapped_column(may_refer_to("tasks.id"), index=True)
     title: Mapped[str] = mapped_column(String(300))
     agent: Mapped[str | None] = mapped_column(String(100))

@@ -9,8 +9,9 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.platform.db.database import Transaction
-from sandyard.platform.db.models import AgentRun, Message, Project, Sandbox, Session, Turn
+from sandyard.platform.db.models import AgentRun, Message, Sandbox, Session, Turn
 from sandyard.platform.domain.agents.model import LIVE_RUNS, OPEN_TURNS, TurnStatus
+from sandyard.platform.domain.projects.inheritance import find_project
 from sandyard.platform.domain.projects.model import AgentSettings, ProjectSettings
 
 
@@ -121,6 +122,7 @@ async def find_last_message_id(session: AsyncSession, session_id: str) -> str:
     return (await session.scalars(query)).first() or ""
 
 
-async def load_agent_settings(session: AsyncSession, project_id: str | None) -> AgentSettings:
-    project = await session.get(Project, project_id) if project_id is not None else None
+async def load_agent_settings(session: AsyncSession, row: Session | None) -> AgentSettings:
+    """Return the settings that apply to the session's agent."""
+    project = await find_project(session, row) if row is not None else None
     return ProjectSettings.from_project(project).agent if project is not None else AgentSettings()

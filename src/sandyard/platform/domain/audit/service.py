@@ -1,4 +1,8 @@
-"""Record who did what, and read it back. Nothing here changes or removes an entry."""
+"""Record who did what, and read it back. Nothing here changes or removes an entry.
+
+The log is never shortened, so what one user can add to it is limited: the size of each entry, and the entries for requests that are
+refused. Those that are carried out have rate limits of their own.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,22 @@ from typing import Any
 from sqlalchemy import Select, select
 
 from sandyard.kit.clock import Clock, get_time
-from sandyard.kit.errors import InvalidInputError
+from sandyard.kit.errors import InvalidInputError, SandyardError
+from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet
 from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Audit as Entry
+from sandyard.platform.db.retry import retry_while_database_unavailable
+from sandyard.platform.domain.audit.detail import limit_detail
+from sandyard.platform.domain.audit.refusals import FurtherRefusals, Refusals
 from sandyard.platform.domain.paging import Listing, PageRequest, read_rows
 from sandyard.platform.domain.users.model import Principal
 
+log = get_logger(__name__)
 _EXPORT_PAGE = 500
+FURTHER_REFUSALS = "audit.further_refusals"
+"""Action of an entry that stands for several refused requests of a user: see `Refusals`."""
 _MAX_LENGTHS = {"target": 300, "action": 60, "outcome": 40, "request_id": 40, "address": 60}
 
 
@@ -43,6 +54,9 @@ class Audit:
         self._clock = clock
         self._pending: list[tuple[Entry, asyncio.Future[None]]] = []
         self._writing = asyncio.Lock()
+        self._refusals = Refusals()
+        self._counted: set[FurtherRefusals] = set()
+        self._timers = TaskSet("audit of refusals")
         self.tasks = TaskSet("audit")
 
     async def record(
@@ -55,20 +69,45 @@ class Audit:
         request_id: str | None = None,
         address: str | None = None,
         detail: Mapping[str, Any] | None = None,
+        refused: bool = False,
     ) -> None:
-        """Record an action. It is stored when this returns. Concurrent calls share a transaction."""
+        """Record an action. It is stored when this returns. Concurrent calls share a transaction.
+
+        `refused`: nothing was changed. Such requests of a user beyond a number per minute get no entry of their own: they are counted, and
+        stored as one entry at the end of that minute.
+        """
+        if refused and principal is not None:
+            now = self._clock.now()
+            further = self._refusals.count(principal, now)
+            if further is not None:
+                further.add(action, outcome, address, now)
+                if further.number == 1:
+                    self._counted.add(further)
+                    self._timers.spawn(self._store_at_end(further))
+                return
         texts = {"action": action, "target": target, "outcome": outcome, "request_id": request_id, "address": address}
         entry = Entry(
             at=get_time(self._clock),
             user_id=principal.user_id if principal else None,
             user_name=principal.name if principal else None,
             means=principal.means if principal else None,
-            detail=dict(detail or {}),
+            detail=limit_detail(detail or {}),
             **{name: text if text is None else text[: _MAX_LENGTHS[name]] for name, text in texts.items()},
         )
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.append((entry, written))
         await self.tasks.finish(self._write(written))
+
+    async def _store_at_end(self, further: FurtherRefusals) -> None:
+        """Store one entry for these requests when their period has ended."""
+        await self._clock.sleep(further.until - self._clock.now())
+        await retry_while_database_unavailable(
+            lambda: self._store_further(further), "audit", user=further.principal.user_id
+        )
+
+    async def _store_further(self, further: FurtherRefusals) -> None:
+        await self.record(further.principal, action=FURTHER_REFUSALS, outcome="refused", detail=further.to_detail())
+        self._counted.discard(further)
 
     async def list(self, caller: Principal, query: AuditQuery, page: PageRequest) -> Listing[Entry]:
         """List entries, newest first. The cursor is a sequence number."""
@@ -86,6 +125,15 @@ class Audit:
         return self._stream_lines(query)
 
     async def close(self) -> None:
+        """Store what was only counted until now, and wait for entries that are being stored."""
+        await self._timers.cancel()
+        for further in list(self._counted):
+            try:
+                await self._store_further(further)
+            except SandyardError as error:
+                log.warning(
+                    "audit_failed", user=further.principal.user_id, requests=further.number, reason=error.message
+                )
         await self.tasks.wait(5)
         await self.tasks.cancel()
 

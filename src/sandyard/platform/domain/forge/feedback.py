@@ -20,6 +20,7 @@ from sandyard.platform.domain.forge.model import Checks, Pull, PullState, Remark
 MAX_TEXT, MAX_EVENT_TEXT, MAX_EVENT_RUNS = 20_000, 1_000, 20
 """Maximum characters of a remark in the session and in an event; runs named in one event."""
 MAX_REMEMBERED = 5_000
+"""Keys of remarks that are remembered although the forge no longer lists them, which it may do again."""
 _REMARK_EVENTS = {
     "review": "pull_request.reviewed",
     "comment": "pull_request.commented",
@@ -48,16 +49,43 @@ def find_news(reported: ReportedNews, state: str, review: str, pull: Pull) -> Ne
     seen, new = set(known), []
     for remark in sorted(pull.remarks, key=lambda remark: (remark.at, remark.kind, remark.id)):
         key = f"{remark.kind}:{remark.id}"
-        if key not in seen:
+        if key not in seen and not _is_forgotten(reported, remark):
             seen.add(key)
             new.append((key, remark))
-    news.reported["remarks"] = [*known, *(key for key, _ in new)][-MAX_REMEMBERED:]
+    _remember(news.reported, known, [key for key, _ in new], pull)
     _add_remarks(news, [remark for _, remark in new if remark.kind in _REMARK_EVENTS])
     _add_verdict(news, review, pull)
     _add_checks(news, [remark for _, remark in new if remark.kind == "check"], pull)
     if state not in (pull.state, PullState.MERGED) and pull.state in _STATE_EVENTS:
         news.events.append((f"pull_request.{_STATE_EVENTS[pull.state]}", {}))
     return news
+
+
+def _remember(reported: ReportedNews, known: list[str], new: list[str], pull: Pull) -> None:
+    """Remember the keys of all listed remarks, however many came since, and of the newest others.
+
+    A remark whose key is forgotten must not be reported again if strangers get the forge to list it again, so the newest forgotten id of
+    each kind is kept: the forge's ids increase.
+    """
+    listed = {f"{remark.kind}:{remark.id}" for remark in pull.remarks}
+    unlisted = [key for key in known if key not in listed]
+    forgotten = set(unlisted[:-MAX_REMEMBERED])
+    reported["remarks"] = [*(key for key in known if key not in forgotten), *new]
+    newest = dict(reported.get("forgotten", {}))
+    for kind, _, number in (key.partition(":") for key in forgotten):
+        if kind in _REMARK_EVENTS and _is_number(number):
+            newest[kind] = max(int(number), newest.get(kind, 0))
+    if newest:
+        reported["forgotten"] = newest
+
+
+def _is_forgotten(reported: ReportedNews, remark: Remark) -> bool:
+    newest = reported.get("forgotten", {}).get(remark.kind)
+    return newest is not None and _is_number(remark.id) and int(remark.id) <= newest
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 20
 
 
 def _add_remarks(news: News, new: list[Remark]) -> None:

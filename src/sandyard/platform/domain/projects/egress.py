@@ -7,7 +7,7 @@ from typing import get_args
 from urllib.parse import urlsplit
 
 from sandyard.kit.destinations import Destinations, PrivateAddressError
-from sandyard.platform.db.models import Project
+from sandyard.platform.db.models import DeletedProject, Project
 from sandyard.platform.domain.projects import remotes
 from sandyard.platform.domain.projects.model import NetworkSettings, Preset, ProjectSettings
 
@@ -32,7 +32,9 @@ PRESETS: dict[Preset, tuple[str, ...]] = {
 GITHUB_HOSTS = ("github.com", "api.github.com", "codeload.github.com", "*.githubusercontent.com")
 
 
-def get_allowed(project: Project, default: Allowed, destinations: Destinations | None = None) -> Allowed:
+def get_allowed(
+    project: Project | DeletedProject, default: Allowed, destinations: Destinations | None = None
+) -> Allowed:
     """Return the egress policy of the project's sandboxes; `default` if the project does not set it.
 
     With `destinations`, entries in private networks are left out, because the owner may no longer be an administrator.

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 from pydantic.alias_generators import to_camel
 
-from sandyard.platform.db.models import Project
+from sandyard.platform.db.models import DeletedProject, Project
 
 MAX_PATTERNS, MAX_PATTERN_LENGTH = 100, 300
 _HOST_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
@@ -287,9 +287,19 @@ class ProjectSettings(_SettingsModel):
     )
 
     @classmethod
-    def from_project(cls, row: Project) -> ProjectSettings:
+    def from_project(cls, row: Project | DeletedProject) -> ProjectSettings:
         """Return the stored settings of a project."""
-        return cls.model_validate({**row.settings, "template": row.template}, context=_STORED)
+        template = row.template if isinstance(row, Project) else None
+        return cls.model_validate({**row.settings, "template": template}, context=_STORED)
+
+    @property
+    def restricts_sandboxes(self) -> bool:
+        """Whether something is set that limits what happens in sandboxes, and has to outlive the project."""
+        usual = ProjectSettings()
+        return any(
+            getattr(self, name) != getattr(usual, name)
+            for name in ("command_policy", "network", "isolation", "containers", "host_labels")
+        ) or (self.agent.permissions != usual.agent.permissions)
 
     @property
     def patterns(self) -> dict[str, str]:

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import ConflictError, ForbiddenError
-from sandyard.platform.db.models import Project, User
+from sandyard.platform.db.models import DeletedProject, Project, User
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.repositories.error_translation import LOCAL_PATH_REFUSED
 from sandyard.platform.domain.repositories.errors import RepositoryInvalidError
@@ -32,7 +32,7 @@ def normalize_repository(caller: Principal, repository: str, *, trusted: bool = 
     return remote.url
 
 
-async def is_trusted(session: AsyncSession, project: Project) -> bool:
+async def is_trusted(session: AsyncSession, project: Project | DeletedProject) -> bool:
     """Return whether the project's repository may be on this machine, and its repository and API in private networks.
 
     This is so while its owner is an administrator. Only the owner and administrators can change them.

@@ -17,6 +17,7 @@ from sqlalchemy import (
     or_,
     select,
     true,
+    update,
 )
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -26,8 +27,17 @@ from sandyard.kit.destinations import Destinations
 from sandyard.kit.errors import ForbiddenError, InvalidInputError, NotFoundError
 from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.text import make_storable
-from sandyard.platform.db.database import Database
-from sandyard.platform.db.models import Attempt, Credential, Project, ProjectMember, Sandbox, Session, User
+from sandyard.platform.db.database import Database, Transaction
+from sandyard.platform.db.models import (
+    Attempt,
+    Credential,
+    DeletedProject,
+    Project,
+    ProjectMember,
+    Sandbox,
+    Session,
+    User,
+)
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects import remotes
 from sandyard.platform.domain.projects.model import ProjectSettings
@@ -231,12 +241,41 @@ class Projects:
             )
 
     async def delete(self, caller: Principal, project_id: str) -> None:
-        """Delete the project with its tasks and secrets. Its sessions and sandboxes are kept by their owners."""
+        """Delete the project with its tasks and secrets.
+
+        Its sessions and sandboxes are kept by their owners. Those of users who had lost access go to the project's owner. The settings
+        that restrict sandboxes still apply to them and to their copies.
+        """
         async with self._database.transaction() as tx:
             project = await _load(tx.session, caller, project_id)
             require_owner(caller, project)
+            await self._hand_over(tx.session, project)
+            if ProjectSettings.from_project(project).restricts_sandboxes:
+                await self._keep_settings(tx, project)
             await tx.session.execute(delete(Project).where(Project.id == project.id))
             tx.emit("project.deleted", owner_id=project.owner_id, project_id=project.id, name=project.name)
+
+    async def _hand_over(self, session: AsyncSession, project: Project) -> None:
+        """Give sessions and sandboxes of users who have lost access to the project's owner: without the project, nothing would show that
+        they lost it."""
+        for table in (Session, Sandbox):
+            lost = has_lost_access(table.owner_id, table.project_id)
+            statement = update(table).where(table.project_id == project.id, lost).values(owner_id=project.owner_id)
+            await session.execute(statement, execution_options={"synchronize_session": False})
+
+    async def _keep_settings(self, tx: Transaction, project: Project) -> None:
+        tx.add(
+            DeletedProject(
+                id=project.id,
+                owner_id=project.owner_id,
+                repository=project.repository,
+                settings=project.settings,
+                deleted_at=get_time(self._clock),
+            )
+        )
+        for table in (Session, Sandbox):
+            statement = update(table).where(table.project_id == project.id).values(deleted_project_id=project.id)
+            await tx.session.execute(statement, execution_options={"synchronize_session": False})
 
     async def list_members(self, caller: Principal, project_id: str) -> Sequence[User]:
         """List members by name, without the owner."""
@@ -329,7 +368,7 @@ async def _has_credentials(session: AsyncSession, project_id: str) -> bool:
     return await session.scalar(sent.limit(1)) is not None
 
 
-def require_owner(caller: Principal, project: Project) -> None:
+def require_owner(caller: Principal, project: Project | DeletedProject) -> None:
     """Raise ForbiddenError if the caller may not change the project."""
     if not (caller.is_admin or project.owner_id == caller.user_id):
         raise ForbiddenError("Only the project's owner or an administrator may do this.")

@@ -13,9 +13,10 @@ from sandyard.kit.errors import BusyError, InvalidInputError, NotFoundError, San
 from sandyard.kit.ids import make_ordered_id
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.db.database import Database, DatabaseBusyError, DatabaseUnavailableError
-from sandyard.platform.db.models import Command, Project, Sandbox
+from sandyard.platform.db.models import Command, Sandbox
 from sandyard.platform.db.retry import TEMPORARY_ERRORS, retry_while_database_unavailable
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
+from sandyard.platform.domain.projects.inheritance import find_project
 from sandyard.platform.domain.projects.patterns import run_in_thread
 from sandyard.platform.domain.sandboxes.command_output import STDERR, STDOUT, OutputFiles
 from sandyard.platform.domain.sandboxes.command_policy import CommandPolicy
@@ -283,7 +284,7 @@ class Commands:
 
     async def _check_policy(self, row: Sandbox, command: str) -> None:
         async with self._database.reading() as session:
-            project = await session.get(Project, row.project_id)
+            project = await find_project(session, row)
         policy = CommandPolicy.from_settings(project.settings if project is not None else {})
         if not policy.is_empty:
             await run_in_thread(policy.check, command)

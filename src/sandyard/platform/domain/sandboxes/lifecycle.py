@@ -25,9 +25,10 @@ from sandyard.kit.owner_tasks import OwnerSlots
 from sandyard.kit.secret import Secret
 from sandyard.kit.tasks import TaskSet
 from sandyard.platform.db.database import Database, Transaction
-from sandyard.platform.db.models import Project, Sandbox
+from sandyard.platform.db.models import Sandbox
 from sandyard.platform.db.retry import retry_while_database_unavailable
 from sandyard.platform.domain.projects.egress import Allowed, get_allowed
+from sandyard.platform.domain.projects.inheritance import find_project
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.projects.remotes import is_trusted
 from sandyard.platform.domain.projects.service import owner_has_access
@@ -151,6 +152,7 @@ class Lifecycle:
             task_id=wanted.task_id,
             session_id=wanted.session_id,
             project_id=wanted.project_id,
+            deleted_project_id=wanted.deleted_project_id,
             internal=wanted.internal,
         )
         if wanted.envs:
@@ -198,8 +200,8 @@ class Lifecycle:
             if row.status != Status.PROVISIONING or row.destroy_requested_at is not None:
                 return row
             envs = json.loads(self.sealer.open(row.envs, ENVS, row.id).reveal()) if row.envs else {}
-            allowed = await retry(lambda: self.load_allowed(row.project_id))
-            settings = await retry(lambda: self._load_settings(row.project_id))
+            allowed = await retry(lambda: self.load_allowed(row))
+            settings = await retry(lambda: self._load_settings(row))
             try:
                 created = await self.engine.create(
                     template=row.template,
@@ -296,8 +298,8 @@ class Lifecycle:
         row.started_at = row.used_at = row.seen_at = now
         row.cpu_count, row.memory_mb = parent.cpu_count, parent.memory_mb
         try:
-            await self._check_settings(row.project_id, copy)
-            row.network = await self.load_allowed(row.project_id)
+            await self._check_settings(row, copy)
+            row.network = await self.load_allowed(row)
             if row.network is not None or parent.network is not None:
                 await self.engine.set_network(copy.id, row.network)
             await _run_hooks([partial(hook, parent, begun) for hook in self.after_fork], row)
@@ -406,26 +408,26 @@ class Lifecycle:
 
     # network ----------------------------------------------------------------------------------------------------------
 
-    async def load_allowed(self, project_id: str | None) -> Allowed:
-        """Return the egress policy for a sandbox of this project."""
+    async def load_allowed(self, row: Sandbox) -> Allowed:
+        """Return the egress policy for the sandbox: that of its project, also if the project was deleted."""
         async with self._database.reading() as session:
-            project = await session.get(Project, project_id) if project_id is not None else None
+            project = await find_project(session, row)
             if project is None:
                 return self._default_allowed
             destinations = None if await is_trusted(session, project) else self._destinations
         return get_allowed(project, self._default_allowed, destinations)
 
-    async def _load_settings(self, project_id: str | None) -> ProjectSettings:
-        """Return the settings of the sandboxes' project, or the defaults for sandboxes without one."""
+    async def _load_settings(self, row: Sandbox) -> ProjectSettings:
+        """Return the settings of the sandbox's project, also if it was deleted, or the defaults for sandboxes without one."""
         async with self._database.reading() as session:
-            project = await session.get(Project, project_id) if project_id is not None else None
+            project = await find_project(session, row)
         return ProjectSettings() if project is None else ProjectSettings.from_project(project)
 
-    async def _check_settings(self, project_id: str | None, copy: EngineSandbox) -> None:
+    async def _check_settings(self, row: Sandbox, copy: EngineSandbox) -> None:
         """Raise ConflictError if the copy of a sandbox does not have the isolation level that the project requires, or may run
         containers although the project forbids it.
         """
-        settings = await self._load_settings(project_id)
+        settings = await self._load_settings(row)
         if settings.isolation is not None and copy.isolation != settings.isolation:
             raise ConflictError(
                 f"The sandbox cannot be forked: its isolation level is {copy.isolation or 'unknown'}, but the project now requires "
@@ -440,7 +442,8 @@ class Lifecycle:
     async def _update_network(self, row: Sandbox) -> Allowed:
         """Apply network settings that changed while the sandbox was paused. If that fails, pause it again."""
         assert row.engine_id is not None
-        allowed = row.network if row.project_id is None else await self.load_allowed(row.project_id)
+        has_project = row.project_id is not None or row.deleted_project_id is not None
+        allowed = await self.load_allowed(row) if has_project else row.network
         if allowed != row.network:
             try:
                 await self.engine.set_network(row.engine_id, allowed)
@@ -463,7 +466,7 @@ class Lifecycle:
         async with self._database.reading() as session:
             query = select(Sandbox).where(Sandbox.project_id == project_id, Sandbox.status == Status.RUNNING)
             rows = list((await session.execute(query)).scalars())
-        allowed = await self.load_allowed(project_id) if rows else None
+        allowed = await self.load_allowed(rows[0]) if rows else None
         return [row for row in rows if row.network != allowed]
 
     async def update_network(self, sandbox_id: str) -> None:
@@ -477,7 +480,7 @@ class Lifecycle:
         """Read the settings under the sandbox's lock, so that the newest settings are applied last."""
         async with self._lock(sandbox_id):
             row = await self.repository.get(sandbox_id)
-            allowed = await self.load_allowed(row.project_id)
+            allowed = await self.load_allowed(row)
             if row.status != Status.RUNNING or row.network == allowed or row.engine_id is None:
                 return
             await self.engine.set_network(row.engine_id, allowed)

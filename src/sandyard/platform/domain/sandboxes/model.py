@@ -77,6 +77,7 @@ class NewSandbox:
     task_id: str | None = None
     session_id: str | None = None
     project_id: str | None = None
+    deleted_project_id: str | None = None
     internal: bool = False
 
 

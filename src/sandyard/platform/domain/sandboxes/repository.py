@@ -58,6 +58,15 @@ async def require_project_access(database_session: AsyncSession, principal: Prin
         )
 
 
+async def require_owner_access(database_session: AsyncSession, row: Session) -> None:
+    """Raise OwnerWithoutAccessError if the session's owner has lost access to its project.
+
+    Nobody can use the sandbox of such a session, and its owner may still read the session: nothing new may be written to it.
+    """
+    if row.project_id is not None and not await projects.owner_has_access(database_session, row):
+        raise OwnerWithoutAccessError
+
+
 class SandboxRepository:
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -177,6 +177,7 @@ class Sandboxes:
             agent_id=row.agent_id,
             task_id=row.task_id,
             project_id=row.project_id,
+            deleted_project_id=row.deleted_project_id,
         )
         return await self._lifecycle.fork(principal.user_id, row, wanted)
 
@@ -289,8 +290,8 @@ async def check_template(
 
     Snapshots are templates too, and contain someone's files. Raises InvalidInputError for checkpoints of sessions and
     preparations of projects that the caller may not see, and for the platform's snapshots of agents. Snapshots of a
-    project may be used only in its own sandboxes, where its settings apply. `project_id` is the project of the new
-    sandbox.
+    project may be used only in its own sandboxes, where its settings apply, and those of a deleted project whose settings
+    still apply only by its sessions. `project_id` is the project of the new sandbox.
     """
     if not _TEMPLATE.fullmatch(template):  # an engine may resolve a name to another one that only looks different
         raise InvalidInputError(f"template: there is no template {template!r}.")
@@ -305,6 +306,7 @@ async def check_template(
         select(Session.project_id).where(checkpoint, Session.project_id.is_not(None)),
         select(Preparation.project_id).where(preparation),
     )
+    of_deleted = select(Session.id).where(checkpoint, Session.deleted_project_id.is_not(None))
     async with database.reading() as session:
         for query in foreign:
             if (await session.execute(query.limit(1))).first() is not None:
@@ -315,6 +317,11 @@ async def check_template(
                     f"template: {template!r} contains files of a project. Use it in a session or sandbox of that project "
                     "(projectId), where its settings apply."
                 )
+        if (await session.execute(of_deleted.limit(1))).first() is not None:
+            raise InvalidInputError(
+                f"template: {template!r} contains files of a project that was deleted, but whose settings still apply. Use it in its "
+                "session: fork the session, or create a new sandbox for it."
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import AsyncSession
 
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError, SandyardError
 from sandyard.kit.ids import make_ordered_id
@@ -31,17 +30,20 @@ from sandyard.platform.domain.git.errors import NoCheckoutError, NotInProjectErr
 from sandyard.platform.domain.git.model import Reason
 from sandyard.platform.domain.git.service import GitService
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
-from sandyard.platform.domain.projects.service import Projects, owner_has_access
+from sandyard.platform.domain.projects.service import Projects
 from sandyard.platform.domain.sandboxes.commands import Commands
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import (
     NewSandbox,
-    OwnerWithoutAccessError,
     Status,
     get_sandbox_event_fields,
     utc_now,
 )
-from sandyard.platform.domain.sandboxes.repository import require_project_access, sessions_visible_to
+from sandyard.platform.domain.sandboxes.repository import (
+    require_owner_access,
+    require_project_access,
+    sessions_visible_to,
+)
 from sandyard.platform.domain.sandboxes.service import check_envs, check_template
 from sandyard.platform.domain.sessions.origins import (
     copy_checkout,
@@ -309,6 +311,7 @@ class Sessions:
             task_id=row.task_id,
             session_id=row.id,
             project_id=row.project_id,
+            deleted_project_id=row.deleted_project_id,
         )
 
     async def get(self, principal: Principal, session_id: str) -> Session:
@@ -433,7 +436,7 @@ class Sessions:
             )
         async with self._database.reading() as session:
             project = await session.get(Project, checkpoint.project_id)
-            await _check_owner_access(session, row)
+            await require_owner_access(session, row)
         if project is None or project.repository is None:
             raise ConflictError("The checkpoint's project no longer has a repository. Add one first.")
         if old is not None and old.status not in (Status.ERROR, Status.DESTROYED):
@@ -450,7 +453,7 @@ class Sessions:
     ) -> tuple[Session, Sandbox]:
         """Create the sandbox. If nothing was saved and `may_clone`, the project's repository is checked out again."""
         async with self._database.reading() as session:
-            await _check_owner_access(session, row)
+            await require_owner_access(session, row)
             project = await session.get(Project, row.project_id) if row.project_id is not None else None
             source = project if checkpoint is None else await session.get(Project, checkpoint.project_id)
             prepared = None
@@ -522,6 +525,7 @@ class Sessions:
         )
         async with self._database.transaction() as tx:
             await require_project_access(tx.session, principal, row)
+            await require_owner_access(tx.session, row)
             tx.add(message)
             tx.emit(
                 "message.created",
@@ -572,6 +576,7 @@ def _copy_session(
         id=id_ or make_ordered_id("ses_"),
         owner_id=principal.user_id,
         project_id=row.project_id,
+        deleted_project_id=row.deleted_project_id,
         task_id=task_id,
         title=title,
         agent=agent or row.agent,
@@ -581,12 +586,6 @@ def _copy_session(
         created_at=now,
         updated_at=now,
     )
-
-
-async def _check_owner_access(database_session: AsyncSession, row: Session) -> None:
-    """Raise OwnerWithoutAccessError if nobody could use a new sandbox of this session."""
-    if row.project_id is not None and not await owner_has_access(database_session, row):
-        raise OwnerWithoutAccessError
 
 
 def _make_no_checkpoint_error(checkpoint_id: str) -> NotFoundError:

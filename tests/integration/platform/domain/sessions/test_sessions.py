@@ -282,6 +282,8 @@ async def test_an_owner_who_has_left_the_project_only_reads_pauses_and_deletes_t
     ):
         with pytest.raises(OwnerWithoutAccessError, match="no longer have access to the project"):
             await change
+    with pytest.raises(OwnerWithoutAccessError):  # its owner would read it
+        await services.sessions.add_message(boss, session.id, [{"type": "text", "text": "after"}])
     kept = await services.sessions.get(platform.owner, session.id)
     assert (kept.title, kept.archived_at) == ("Before", None)
     assert len((await services.sessions.list_messages(platform.owner, session.id, PageRequest())).items) == 1

@@ -10,7 +10,9 @@ from sqlalchemy.exc import DBAPIError
 
 from sandyard.kit.clock import get_time
 from sandyard.kit.errors import ForbiddenError, InvalidInputError
-from sandyard.platform.domain.audit.service import AuditQuery
+from sandyard.platform.domain.audit.detail import MAX_DETAIL
+from sandyard.platform.domain.audit.refusals import PERIOD_S, RECORDED_PER_PERIOD
+from sandyard.platform.domain.audit.service import FURTHER_REFUSALS, AuditQuery
 from sandyard.platform.domain.paging import PageRequest
 from tests.unit.platform.world import ROOT, World
 
@@ -64,6 +66,43 @@ async def test_filters(world: World) -> None:
     for refused in (world.audit.list(maria, AuditQuery(), PageRequest()), world.audit.export(maria, AuditQuery())):
         with pytest.raises(ForbiddenError):
             await refused
+
+
+async def test_further_refusals_are_stored_when_the_platform_stops(world: World) -> None:
+    maria = (await world.create_person("maria")).principal
+    for _ in range(RECORDED_PER_PERIOD + 5):
+        await world.audit.record(maria, action="a.b", outcome="not_found", refused=True)
+    await world.audit.close()
+    newest = (await world.audit.list(ROOT, AuditQuery(), PageRequest(1))).items[0]
+    assert newest.action == FURTHER_REFUSALS and newest.detail["requests"] == 5
+
+
+async def test_refusals_of_each_minute_are_counted_separately(world: World) -> None:
+    maria = (await world.create_person("maria")).principal
+    for _ in range(2):
+        for _ in range(RECORDED_PER_PERIOD + 1):
+            await world.audit.record(maria, action="a.b", outcome="not_found", refused=True)
+        await world.clock.advance(PERIOD_S)
+    await world.audit.close()
+    found = [entry.action for entry in (await world.audit.list(ROOT, AuditQuery(), PageRequest(200))).items]
+    assert found.count("a.b") == 2 * RECORDED_PER_PERIOD and found.count(FURTHER_REFUSALS) == 2
+
+
+@pytest.mark.parametrize(
+    "detail",
+    [
+        {"path": "x" * 100_000},
+        {"also": ["x" * 100_000] * 1_000},
+        {"nested": {f"key{number}": ["x" * 900] * 900 for number in range(1_000)}},
+        {f"{number}" + "k" * 10_000: "x" * 10_000 for number in range(1_000)},
+        {"deep": [[[[[[["x" * 10_000]]]]]]]},
+        {"quoted": '"' * 100_000, "control": "\x01" * 100_000, "wide": "\U0001f600" * 100_000},
+    ],
+)
+async def test_details_are_limited(world: World, detail: dict[str, object]) -> None:
+    await world.audit.record(ROOT, action="a.b", detail=detail)
+    found = (await world.audit.list(ROOT, AuditQuery(), PageRequest(1))).items[0].detail
+    assert found and len(json.dumps(found)) <= MAX_DETAIL + 100 and "…" in json.dumps(found, ensure_ascii=False)
 
 
 async def test_export_is_complete(world: World) -> None:

@@ -94,10 +94,10 @@ async def test_short_database_outage_does_not_fail_sandbox(
     monkeypatch.setattr("sandyard.platform.db.retry.RETRY_S", 0)
     real, errors = harness.lifecycle.load_allowed, [DatabaseUnavailableError()]
 
-    async def shaky(project_id: str | None) -> Allowed:
+    async def shaky(row: Sandbox) -> Allowed:
         if errors:
             raise errors.pop()
-        return await real(project_id)
+        return await real(row)
 
     monkeypatch.setattr(harness.lifecycle, "load_allowed", shaky)
     assert (await harness.sandbox()).status == "running"

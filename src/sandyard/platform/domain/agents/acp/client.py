@@ -163,7 +163,7 @@ async def advance(tx: Transaction, session: Session, run: AgentRun, turn: Turn) 
         or list_pending_methods(run)
     ):
         return NextStep.WAIT
-    strictness = (await load_agent_settings(tx.session, session.project_id)).permissions.strictness
+    strictness = (await load_agent_settings(tx.session, session)).permissions.strictness
     servers = make_fingerprint(await list_servers(tx.session, session.project_id))
     options = get_run_options(run)
     had = (run.agent, options.get("strictness", "none"), options.get("mcpFingerprint", ""))

@@ -65,7 +65,7 @@ async def open_permission(
     }
     call: dict[str, Any] = {**known, **reported}  # an empty field may have been reported earlier
     options = _parse_options(request.params.get("options"))
-    settings = (await load_agent_settings(running.tx.session, running.session.project_id)).permissions
+    settings = (await load_agent_settings(running.tx.session, running.session)).permissions
     if settings.deny:  # with allow_always the agent would not ask before the next call, which may be denied
         options = [option for option in options if option["kind"] != "allow_always"]
         lifted = await list_overruled_patterns(running.tx, running.session.id)
@@ -91,7 +91,7 @@ async def open_permission(
 
 async def open_question(running: RunningTurn, request: wire.Request) -> Ask:
     """Create a question with a form. Only a person can answer it."""
-    settings = (await load_agent_settings(running.tx.session, running.session.project_id)).permissions
+    settings = (await load_agent_settings(running.tx.session, running.session)).permissions
     detail: AskDetail = {"form": limit_json(request.params.get("requestedSchema"), DETAIL_LIMIT), "options": []}
     title = truncate(str(request.params.get("message") or "The agent asks a question"), 20_000)
     ask = _create_ask(running, request.key, AskKind.QUESTION, title, detail)

@@ -26,6 +26,7 @@ from sandyard.platform.domain.agents.questions.asks import (
 from sandyard.platform.domain.agents.questions.policy import Decision, find_option
 from sandyard.platform.domain.agents.repository import lock_turn
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
+from sandyard.platform.domain.projects.inheritance import find_project
 from sandyard.platform.domain.projects.service import require_owner
 from sandyard.platform.domain.sandboxes.repository import require_project_access, sessions_visible_to
 from sandyard.platform.domain.users.model import Principal
@@ -141,7 +142,7 @@ class Asks:
             session = await tx.session.get(Session, ask.session_id) if ask is not None else None
             if ask is None or session is None:
                 raise AskOverError
-            project = await tx.session.get(Project, session.project_id) if session.project_id is not None else None
+            project = await find_project(tx.session, session)
             if project is not None:
                 require_owner(caller, project)
             if ask.decided_by == OVERRULED:

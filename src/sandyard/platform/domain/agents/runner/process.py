@@ -93,7 +93,7 @@ async def create_run(deps: AgentRunnerDeps, session: Session, turn: Turn, profil
         started_at=utc_now(),
     )
     async with deps.database.transaction() as tx:
-        permissions = (await load_agent_settings(tx.session, session.project_id)).permissions
+        permissions = (await load_agent_settings(tx.session, session)).permissions
         strictness = permissions.strictness
         if not profile.demo or strictness == "deny":  # the demo agent's mode is part of the demonstration
             change_options(run, {"askingModes": list_asking_modes(profile)})

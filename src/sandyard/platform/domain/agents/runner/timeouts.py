@@ -94,7 +94,7 @@ async def check_activity(deps: AgentRunnerDeps, watch: InactivityWatch, sandbox:
     """Check whether the agent is stuck, and if so act as the project's settings say. Returns whether it is stuck."""
     async with deps.database.reading() as session:
         row = await session.get(Session, turn.session_id)
-        settings = await load_agent_settings(session, row.project_id if row is not None else None)
+        settings = await load_agent_settings(session, row)
     if sandbox.engine_id is None:
         return False
     if not await watch.is_stuck(deps.lifecycle.engine, sandbox.engine_id, settings.stuck_minutes):

@@ -43,7 +43,11 @@ from sandyard.platform.domain.sandboxes.command_output import OutputFiles
 from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import Status, utc_now
-from sandyard.platform.domain.sandboxes.repository import require_project_access, sessions_visible_to
+from sandyard.platform.domain.sandboxes.repository import (
+    require_owner_access,
+    require_project_access,
+    sessions_visible_to,
+)
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
@@ -104,8 +108,8 @@ class AgentTurns:
     ) -> Turn:
         """Queue a turn after the existing ones. With the same key, the same turn is returned.
 
-        Model and mode are kept for later turns. Raises OwnerWithoutAccessError if the caller has left the session's project,
-        whose models it would use.
+        Model and mode are kept for later turns. Raises OwnerWithoutAccessError if the caller or the session's owner has left the session's
+        project, whose models and sandbox it would use.
         """
         await self._get_session(caller, session_id)
         try:
@@ -139,12 +143,13 @@ class AgentTurns:
     ) -> Turn:
         """Queue a turn within a transaction that has locked the session. Call `nudge` afterwards."""
         await require_project_access(tx.session, caller, row)
+        await require_owner_access(tx.session, row)
         own = select(func.count(), func.max(Turn.number)).where(Turn.session_id == row.id)
         waiting = (await tx.session.execute(own.where(Turn.status.in_(OPEN_TURNS)))).one()[0]
         if waiting >= MAX_QUEUED:
             raise ConflictError(f"{MAX_QUEUED} prompts are already waiting in this session. Wait, or cancel some.")
         number = ((await tx.session.execute(own)).one()[1] or 0) + 1
-        settings = await load_agent_settings(tx.session, row.project_id)
+        settings = await load_agent_settings(tx.session, row)
         if row.agent is None:
             project = await tx.session.get(Project, row.project_id) if row.project_id is not None else None
             row.agent = await find_default_agent(tx.session, project, self._settings)
