@@ -68,16 +68,28 @@ async def test_others_have_a_turn_while_many_frames_are_read(monkeypatch: pytest
     assert transport.is_closed
 
 
+class UsedBudget(ReadingBudget):
+    """A budget that is never enough."""
+
+    def get_delay(self) -> float:
+        return 0.001
+
+
 async def test_a_host_that_used_its_budget_is_not_read_for_a_while() -> None:
-    budget = ReadingBudget()
-    budget.charge(cpu_s=CPU_BURST_S + 0.002)
-    assert 0 < budget.get_delay() <= 0.002 / CPU_SHARE
-    peer, transport = connect(budget)
+    peer, transport = connect(UsedBudget())
+    assert not transport.is_read
     transport.resume_reading()  # as LineProtocol does
     peer.data_received(frame({}))
     assert (transport.is_read, transport.is_closed) == (False, False)
-    await peer.ended
-    assert budget.get_delay() == 0
+    await peer.ended  # it was read later, and is no message
+    assert transport.is_closed
+
+
+def test_a_budget_is_used_up_by_time_and_by_bytes() -> None:
+    budget = ReadingBudget()
+    budget.charge(cpu_s=CPU_BURST_S + 10)
+    assert 0 < budget.get_delay() <= 10 / CPU_SHARE
+    assert ReadingBudget().get_delay() == 0
 
 
 def test_bytes_and_time_are_counted_for_the_host_and_not_for_its_connection() -> None:
