@@ -22,6 +22,8 @@ from sandyard.cli.backup.archive import ArchiveReader, ArchiveWriter, Manifest
 from sandyard.cli.backup.contents import REPOSITORY_CONFIG
 from sandyard.cli.main import cli
 from sandyard.cli.up.data_directory import RESTORE_FOLDER, DataDirectory
+from sandyard.engine.store.database import Database
+from sandyard.engine.store.schema import STEPS
 from sandyard.kit.age import DecryptingReader, PrivateKey
 
 CONTENTS = {
@@ -65,13 +67,21 @@ def data(tmp_path: Path) -> Path:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    for name in ("platform/platform.db", "platform/workflows.db", "engine/engine.db"):
+    for name in ("platform/platform.db", "platform/workflows.db"):
         with contextlib.closing(sqlite3.connect(folder / name)) as connection:
             connection.executescript(
                 "PRAGMA journal_mode = WAL; CREATE TABLE things (name TEXT); INSERT INTO things VALUES ('one')"
             )
-    with contextlib.closing(sqlite3.connect(folder / "engine/engine.db")) as connection:
-        connection.executescript("CREATE TABLE sandboxes (id TEXT); INSERT INTO sandboxes VALUES ('sbx')")
+    database = Database(folder / "engine/engine.db")
+    database.open()
+    database.execute(
+        "INSERT INTO sandboxes (id, template_id, created_at, spec, state, handle, network, started_at, ends_at, timeout_s, on_timeout) "
+        "VALUES ('sbx', 'base', 1, '{}', 'running', '{}', '{}', 1, 1, 1, 'kill')"
+    )
+    database.execute("INSERT INTO logs (sandbox_id, at, level, message, fields) VALUES ('sbx', 7, 20, 'text', '{}')")
+    database.execute("INSERT INTO api_keys VALUES ('key', 'label', x'00', 'hint', 1)")
+    database.set_meta("epoch", "3")
+    database.close()
     (folder / "platform").chmod(0o700)
     return folder
 
@@ -107,6 +117,10 @@ def test_a_restored_directory_has_everything_but_caches(data: Path, tmp_path: Pa
         assert connection.execute("SELECT count(*) FROM sandboxes").fetchone() == (0,), (
             "their processes and files are gone"
         )
+        assert connection.execute("SELECT message FROM logs").fetchall() == [("text",)]
+        assert connection.execute("SELECT * FROM ended").fetchall() == [("sbx", 7.0)]
+        assert connection.execute("SELECT * FROM meta").fetchall() == [("epoch", "3")]
+        assert connection.execute("SELECT id, hash FROM api_keys").fetchall() == [("key", b"\0")]
     assert (restored / "platform").stat().st_mode & 0o777 == 0o700
     assert (restored / "engine.key").stat().st_mode & 0o077 == 0
 
@@ -336,29 +350,70 @@ def test_entries_that_would_take_all_memory_are_refused(entry: bytes, tmp_path: 
     assert "header that is too large" in refused.stderr or "sparse" in refused.stderr, refused.stderr
 
 
-def test_the_store_of_another_machine_is_never_restored(data: Path, tmp_path: Path) -> None:
+FORGED_SNAPSHOT = "(id, tag, created_at, spec) VALUES ('hostroot', 'default', 1, '{\"layers\": [\"/\"]}')"
+FORGERIES = {
+    "join token": "INSERT INTO join_tokens VALUES ('token', x'00', 1e12, NULL, 'static')",
+    "volume": "INSERT INTO volumes VALUES ('/etc', 'name', 'token', 1, 1, 'live')",
+    "case": f"ALTER TABLE snapshots RENAME TO other; ALTER TABLE other RENAME TO Snapshots; INSERT INTO Snapshots {FORGED_SNAPSHOT}",
+    "trigger": f'CREATE TRIGGER "a ""b" AFTER INSERT ON ended BEGIN INSERT INTO snapshots {FORGED_SNAPSHOT}; END',
+    "view": f"INSERT INTO snapshots {FORGED_SNAPSHOT}; ALTER TABLE snapshots RENAME TO x; CREATE VIEW snapshots AS SELECT * FROM x",
+    "table": "CREATE TABLE things (name TEXT); INSERT INTO things VALUES ('/etc')",
+    "column": "ALTER TABLE logs ADD COLUMN more TEXT DEFAULT 'x'",
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES.values(), ids=FORGERIES.keys())
+def test_the_store_of_another_machine_is_never_restored(
+    forgery: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A backup that was changed could name paths and processes of this machine as those of sandboxes."""
+    expected = read_schema(data / "engine/engine.db")
     with contextlib.closing(sqlite3.connect(data / "engine/engine.db")) as connection:
-        for table in ("volumes", "join_tokens"):
-            connection.execute(f"CREATE TABLE {table} (id TEXT)")
-        connection.commit()
-    restored = tmp_path / "restored"
-    removed, databases.remove_store_records = databases.remove_store_records, lambda path: None
-    try:
-        with contextlib.closing(sqlite3.connect(data / "engine/engine.db")) as connection:
-            connection.execute("INSERT INTO volumes VALUES ('/etc')")
-            connection.execute("INSERT INTO join_tokens VALUES ('token')")
-            connection.execute(
-                'CREATE TRIGGER "a ""b" AFTER DELETE ON join_tokens BEGIN INSERT INTO volumes VALUES (\'/root\'); END'
-            )
-            connection.commit()
+        connection.executescript(forgery)
+    with monkeypatch.context() as patches:
+        patches.setattr(databases, "remove_store_records", lambda path: None)
         assert call("backup", tmp_path / "hostile", "--data-dir", data, "--no-encryption").exit_code == 0
-    finally:
-        databases.remove_store_records = removed
+    restored = tmp_path / "restored"
     assert call("restore", tmp_path / "hostile", "--data-dir", restored).exit_code == 0
+    assert read_schema(restored / "engine/engine.db") == expected
     with contextlib.closing(sqlite3.connect(restored / "engine/engine.db")) as connection:
-        assert connection.execute("SELECT * FROM volumes UNION SELECT * FROM join_tokens").fetchall() == []
-        assert connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall() == []
+        for table in ("sandboxes", "snapshots", "volumes", "join_tokens"):
+            assert connection.execute(f"SELECT * FROM {table}").fetchall() == [], table
+    assert list_files(restored).keys().isdisjoint({"engine/engine.db.new"})
+
+
+def read_schema(database: Path) -> set[tuple[str, str, str | None]]:
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        return set(connection.execute("SELECT type, name, sql FROM sqlite_master"))
+
+
+def test_a_database_of_an_older_engine_keeps_its_schema(data: Path, tmp_path: Path) -> None:
+    """The engine upgrades it when it starts."""
+    (data / "engine/engine.db").unlink()
+    with contextlib.closing(sqlite3.connect(data / "engine/engine.db")) as connection:
+        connection.executescript(f"{STEPS[0]}; PRAGMA user_version = 1")
+        connection.execute("INSERT INTO meta VALUES ('epoch', '3')")
+        connection.execute(
+            "INSERT INTO logs (sandbox_id, at, level, message, fields) VALUES ('sbx', 7, 20, 'text', '{}')"
+        )
+        connection.commit()
+    assert call("backup", tmp_path / "file", "--data-dir", data, "--no-encryption").exit_code == 0
+    assert call("restore", tmp_path / "file", "--data-dir", tmp_path / "restored").exit_code == 0
+    database = Database(tmp_path / "restored/engine/engine.db")
+    database.open()
+    try:
+        assert database.get_meta("epoch") == "3"
+        assert database.query("SELECT * FROM ended") == [("sbx", 7.0)]
+    finally:
+        database.close()
+
+
+def test_a_database_of_a_newer_engine_is_refused(data: Path, tmp_path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(data / "engine/engine.db")) as connection:
+        connection.execute(f"PRAGMA user_version = {len(STEPS) + 1}")
+    refused = call("backup", tmp_path / "file", "--data-dir", data, "--no-encryption")
+    assert (refused.exit_code, "newer version" in refused.stderr) == (1, True)
+    assert not (tmp_path / "file").exists()
 
 
 @pytest.mark.parametrize(

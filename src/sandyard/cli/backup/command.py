@@ -119,6 +119,9 @@ def restore_command(
     """Restore a backup into an empty data directory. Everything in FILE is checked before anything is written.
 
     Start Sandyard afterwards, on this or another machine. The version must be the one that made the backup, or a newer one.
+
+    Restore only backups that you made yourself: whoever wrote FILE controls the platform afterwards, and with PostgreSQL runs SQL with the
+    rights of SANDYARD_DATABASE_URL. That FILE can be decrypted with your key does not show who wrote it.
     """
     with _private_files(), file.open("rb") as stream, contextlib.ExitStack() as stack:
         identities = _load_identities(stream, identity_files, passphrase_file)

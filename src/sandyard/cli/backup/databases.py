@@ -15,6 +15,7 @@ import asyncpg  # type: ignore[import-untyped]
 from sqlalchemy.engine import URL, make_url
 
 from sandyard.cli.errors import CommandError
+from sandyard.engine.store.schema import STEPS
 from sandyard.kit.python import SAFE_FOLDER
 
 SQLITE_SUFFIXES = ("-wal", "-shm", "-journal")
@@ -23,12 +24,8 @@ PAGES_PER_STEP = 2000
 BUSY_SECONDS = 30
 MAX_ERROR_CHARACTERS = 500
 _SECRET_OPTIONS = {"password", "sslpassword"}
-_STORE_TABLES = (
-    *("sandboxes", "idempotency", "snapshots", "volumes", "built_templates", "builds", "template_tags", "build_logs"),
-    *("build_layers", "layer_digests", "publications", "origins", "checkpoints"),
-    "join_tokens",
-)
-"""Tables of the engine that a restored engine must not have: they describe files in its store and running processes, and join tokens, which
+_RESTORED_TABLES = ("meta", "logs", "ended", "api_keys", "secrets", "hosts")
+"""Tables of the engine that a restored engine has. The others describe files in its store and running processes, or are join tokens, which
 may have been used after the backup."""
 _COUNT_TABLES = """SELECT count(*) FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
     WHERE relkind IN ('r', 'p', 'v', 'm') AND nspname NOT LIKE 'pg\\_%' AND nspname <> 'information_schema'"""
@@ -99,25 +96,51 @@ def _translate_sqlite_errors(path: Path) -> Iterator[None]:
 
 
 def remove_store_records(database: Path) -> None:
-    """Remove the engine's records of sandboxes, snapshots, templates and volumes, because their files are not in the backup. Triggers
-    and views, which the engine does not have, are removed first: they could add other records."""
-    with (
-        contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection,
-        _translate_sqlite_errors(database),
-    ):
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        connection.execute("BEGIN IMMEDIATE")
-        added = "SELECT type, name FROM sqlite_master WHERE type IN ('trigger', 'view') ORDER BY type"
-        for kind, name in connection.execute(added).fetchall():
-            quoted = str(name).replace('"', '""')
-            connection.execute(f'DROP {kind} IF EXISTS "{quoted}"')
-        if "ended" in tables:  # so that the logs of these sandboxes expire
-            connection.execute("INSERT OR IGNORE INTO ended SELECT sandbox_id, max(at) FROM logs GROUP BY sandbox_id")
-        for table in _STORE_TABLES:
-            if table in tables:
-                connection.execute(f"DELETE FROM {table}")  # noqa: S608 - a constant
-        connection.execute("COMMIT")
-        connection.execute("VACUUM")
+    """Write the engine's database anew, without its records of sandboxes, snapshots, templates and volumes, because their files are not in
+    the backup. Only known tables and columns are copied into the schema of the engine: names that SQLite regards as equal, views and
+    triggers of a forged database could bring such records. Raises CommandError."""
+    new = database.with_name(f"{database.name}.new")
+    new.unlink(missing_ok=True)
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(new, isolation_level=None, uri=True)) as connection,
+            _translate_sqlite_errors(database),
+        ):
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.execute("ATTACH ? AS source", (f"{database.absolute().as_uri()}?mode=ro",))
+            (version,) = connection.execute("PRAGMA source.user_version").fetchone()
+            if not 0 <= version <= len(STEPS):
+                raise CommandError(f"The database {database.name} was created by a newer version of Sandyard.")
+            for step in STEPS[:version]:
+                connection.executescript(step)
+            connection.execute(f"PRAGMA main.user_version = {version}")
+            connection.execute("BEGIN IMMEDIATE")
+            for table in _RESTORED_TABLES:
+                _copy_table(connection, table)
+            if _list_columns(connection, "main", "ended"):  # so that the logs of these sandboxes expire
+                connection.execute(
+                    "INSERT OR IGNORE INTO main.ended SELECT sandbox_id, max(at) FROM main.logs GROUP BY sandbox_id"
+                )
+            connection.execute("COMMIT")
+        new.chmod(database.stat().st_mode & 0o777)
+        new.replace(database)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def _copy_table(connection: sqlite3.Connection, table: str) -> None:
+    """Copy the known columns of a table from the attached database `source`, if it is a table there."""
+    is_table = "SELECT 1 FROM source.sqlite_master WHERE type = 'table' AND name = ? AND rootpage > 0"
+    if connection.execute(is_table, (table,)).fetchone() is None:
+        return
+    given = _list_columns(connection, "source", table)
+    columns = ", ".join(column for column in _list_columns(connection, "main", table) if column in given)
+    if columns:
+        connection.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM source.{table}")  # noqa: S608 - names of the schema
+
+
+def _list_columns(connection: sqlite3.Connection, schema: str, table: str) -> list[str]:
+    return [row[1] for row in connection.execute(f"PRAGMA {schema}.table_info({table})")]
 
 
 def dump_postgresql(url: str, file: Path) -> None:

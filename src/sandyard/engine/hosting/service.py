@@ -23,6 +23,7 @@ from sandyard.engine.certificates import files
 from sandyard.engine.contract import Condition, Driver, Handle, NetworkPolicy, Spec, Stats
 from sandyard.engine.drivers.cluster import codec
 from sandyard.engine.drivers.cluster.codec import Json
+from sandyard.engine.drivers.cluster.link import MAX_ENDS
 from sandyard.engine.drivers.cluster.peer import Peer
 from sandyard.engine.drivers.cluster.reports import describe_room
 from sandyard.engine.drivers.layer_names import get_original_name
@@ -218,7 +219,7 @@ class HostService:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
                     await self._news.wait()
-        news = {"ends": [list(end) for end in self._ends], **self._describe()}
+        news = {"ends": [list(end) for end in self._ends[:MAX_ENDS]], **self._describe()}
         if self._has_new_stats:
             self._has_new_stats = False
             news["stats"] = {name: codec.encode_stats(stats) for name, stats in self._stats.items()}

@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from sandyard.engine.drivers.cluster.codec import decode_error, encode_error
+from sandyard.kit.bounded_json import parse
 from sandyard.kit.errors import SandyardError, UnreachableError, UnsupportedError
 
 PROTOCOL, OLDEST_PROTOCOL = 1, 1
 """The versions of the protocol that this release speaks. It changes when releases that are one apart would not
 understand each other otherwise; fields that are added do not change it."""
-MAX_LINE = 1 << 20
+MAX_LINE, MAX_LINE_VALUES = 1 << 20, 100_000
 HANDSHAKE_S = 10.0
 FIRST_LINE_S = 90.0
 """How long a host waits for the first line. The engine opens some connections before it needs them."""
@@ -113,8 +114,8 @@ def make_failure(error: BaseException) -> bytes:
 def parse_line(line: bytes) -> dict[str, Any]:
     """Parse a line of JSON. Raises UnreachableError if it is anything else, because the peer then speaks another protocol."""
     try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
+        message = parse(line, largest=2 * MAX_LINE, values=MAX_LINE_VALUES)
+    except ValueError:
         message = None
     if not isinstance(message, dict):
         raise UnreachableError("The other end does not speak the protocol of Sandyard's hosts.")

@@ -344,12 +344,14 @@ class ClusterDriver:
                 self._transfers.prefetch(spec.layers, self._links[host_id])
         refused: dict[str, SandyardError] = {}
         patience = asyncio.get_running_loop().time() + TRANSFER_WAIT_S
-        for host_id in placement.hosts:
+        for position, host_id in enumerate(placement.hosts):
             link = self._links.get(host_id)
+            others = placement.hosts[position + 1 :]
             try:
                 if link is not None:
+                    may_wait = not any(self._has_layers(other, spec.layers) for other in others)
                     with link.count_create():
-                        return await self._create_there(spec, link, patience)
+                        return await self._create_there(spec, link, patience, may_wait=may_wait)
                 await self._wait_for_transfers(spec.layers, None, patience)
                 return await self._create_here(spec)
             except _TransferPendingError:
@@ -362,6 +364,12 @@ class ClusterDriver:
                 refused[name] = FullError(error.message) if isinstance(error, NoSpaceError) else error
                 last = error
         raise last if len(refused) == 1 else explain_refusals(refused)
+
+    def _has_layers(self, host_id: str, layers: Layers) -> bool:
+        """Return whether a host has these layers, as far as the engine knows."""
+        if (link := self._links.get(host_id)) is not None:
+            return not link.is_stuck and link.layers.issuperset(layers)
+        return host_id == LOCAL_HOST_ID and all(map(self._copies.has, layers))
 
     def _list_candidates(self, layers: Layers) -> list[Candidate]:
         """Return the hosts on which a sandbox could be placed."""
@@ -428,7 +436,9 @@ class ClusterDriver:
         self._local_ids.add(handle.id)
         return handle
 
-    async def _create_there(self, spec: Spec, link: HostLink, patience: float) -> Handle:
+    async def _create_there(self, spec: Spec, link: HostLink, patience: float, *, may_wait: bool) -> Handle:
+        """Create a sandbox on another host, which gets the layers that it lacks, in the background unless this may wait. Raises BusyError
+        then, among others."""
         self._egress.check_rules(spec.network)
         plain = codec.encode_spec(spec)
         for _ in range(_TRANSFER_ROUNDS):
@@ -442,7 +452,17 @@ class ClusterDriver:
                 started = link.add_started(result, spec.id)
                 link.layers.update(spec.layers)
                 return join_handle(link, started, spec.layers)
-            await self._wait_for_transfers(missing, link, patience)
+            was_claimed = not link.layers.isdisjoint(missing)
+            link.layers.difference_update(missing)
+            if not may_wait:
+                self._transfers.prefetch(spec.layers, link)
+                raise BusyError(f"The host {link.record.name} does not have the layers yet.")
+            try:
+                await self._wait_for_transfers(missing, link, patience)
+            except BusyError as error:
+                if was_claimed or not isinstance(error, _TransferPendingError):  # it is not just slow
+                    link.avoid()
+                raise
         raise UnreachableError(f"The host {link.record.name} does not keep the layers that it was sent. See its log.")
 
     async def boot(self, handle: Handle, spec: Spec) -> Handle:

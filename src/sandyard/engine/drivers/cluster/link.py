@@ -26,6 +26,7 @@ from sandyard.engine.drivers.cluster.connections import (
 )
 from sandyard.engine.drivers.cluster.model import HostDirectory, HostRecord, HostRoom, HostState, HostStatus
 from sandyard.engine.drivers.cluster.peer import Handler, Peer, Undo
+from sandyard.engine.drivers.cluster.reading_budget import ReadingBudget
 from sandyard.kit.errors import SandyardError, UnreachableError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet, end_tasks
@@ -37,6 +38,8 @@ POLL_PAUSE_S = 0.02
 """The shortest time between two polls, also of a host that always has news."""
 POLL_TIMEOUT_S = 5.0
 """A host that does not answer a poll within this time is unreachable. If nothing has changed, it answers after a second."""
+MAX_ENDS = 1000
+"""How many ends of sandboxes one answer to a poll contains. The next one contains the others."""
 OPEN_S = 600.0
 CALL_S = 900.0
 """No call lasts longer. Calls of the engine have earlier deadlines of their own."""
@@ -95,6 +98,7 @@ class HostLink:
         self._on_doubt = on_doubt
         self._list_snapshots = list_snapshots
         self._on_ready = on_ready
+        self._budget = ReadingBudget()
         self._peer: Peer | None = None
         self._birth: str | None = None
         self._avoided_until, self._avoided_s = 0.0, FIRST_AVOIDED_S
@@ -218,7 +222,7 @@ class HostLink:
         except BaseException:
             connection.transport.abort()
             raise
-        peer = Peer(f"The host {self.record.name}", self._handle, is_host=True)
+        peer = Peer(f"The host {self.record.name}", self._handle, budget=self._budget)
         connection.hand_over(peer)
         return peer
 
@@ -238,7 +242,7 @@ class HostLink:
             except BaseException:
                 peer.close("it could not be opened")
                 raise
-            with self.translate_parse_errors():
+            with self._budget.measure(), self.translate_parse_errors():
                 conditions, lives = found["conditions"], found["lives"]
                 self._conditions = {name: Condition(conditions[name]) for name in keep if name in conditions}
                 self._lives = {name: int(lives[name]) for name in keep if name in lives}
@@ -287,9 +291,9 @@ class HostLink:
         while True:
             started = time.monotonic()
             news = await peer.call("poll", {"after": self._last_end}, timeout_s=POLL_TIMEOUT_S)
-            with self.translate_parse_errors():
+            with self._budget.measure(), self.translate_parse_errors():
                 self._take_report(news)
-                for number, sandbox_id, life, reason in news["ends"]:
+                for number, sandbox_id, life, reason in news["ends"][:MAX_ENDS]:  # others are in the next answer too
                     self._take_end(int(number), str(sandbox_id), int(life), str(reason)[: codec.MAX_TEXT])
                 if "stats" in news:
                     now, stats = time.monotonic(), news["stats"]
@@ -366,7 +370,7 @@ class HostLink:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the host has not answered lately when a sandbox was created there."""
+        """Whether the host has lately not answered when a sandbox was created there, or not stored its layers."""
         return time.monotonic() < self._avoided_until
 
     @contextlib.contextmanager
@@ -385,16 +389,20 @@ class HostLink:
         try:
             yield
         except asyncio.CancelledError:
-            self._avoided_until = time.monotonic() + self._avoided_s
-            self._avoided_s = min(MAX_AVOIDED_S, 2 * self._avoided_s)
+            self.avoid()
             log.warning("host_did_not_answer", host=self.record.id, name=self.record.name)
             raise
-        self._avoided_s = FIRST_AVOIDED_S
+
+    def avoid(self) -> None:
+        """Let the host be the last choice for new sandboxes for a while."""
+        self._avoided_until = time.monotonic() + self._avoided_s
+        self._avoided_s = min(MAX_AVOIDED_S, 2 * self._avoided_s)
 
     def add_started(self, started: Json, sandbox_id: str) -> Handle:
         """Remember a sandbox whose processes were started. Return its handle."""
         with self.translate_parse_errors():
             handle, life = codec.decode_started(started, sandbox_id)
+        self._avoided_s = FIRST_AVOIDED_S
         self.handles[handle.id] = handle
         self._removing.discard(handle.id)
         self._lives[handle.id] = life

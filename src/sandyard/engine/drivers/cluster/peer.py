@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 from sandyard.engine.drivers.cluster.codec import decode_error, encode_error
+from sandyard.engine.drivers.cluster.reading_budget import ReadingBudget
+from sandyard.kit.bounded_json import TooManyValuesError, count_values
 from sandyard.kit.errors import BusyError, SandyardError, UnreachableError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import end_tasks
@@ -22,12 +24,18 @@ from sandyard.kit.tasks import end_tasks
 log = get_logger(__name__)
 
 MAX_FRAME = 64 << 20  # the handles of 100,000 sandboxes
-MAX_ANSWER = 16 << 20
-"""The largest frame of a host. Its largest message is the conditions of its sandboxes."""
+MAX_ANSWER, MAX_ANSWER_VALUES = 16 << 20, 300_000
+"""The largest frame of a host, in bytes and in JSON values, while one of LARGE_ANSWERS is expected: the conditions of 100,000 sandboxes."""
+MAX_HOST_FRAME, MAX_HOST_VALUES = 4 << 20, 100_000
+"""The largest other frame of a host. The largest is a poll with the measurements of its sandboxes: 10 values and 200 bytes for each."""
+LARGE_ANSWERS = frozenset({"open", "change_volume"})
+"""Calls whose answers may have the size of MAX_ANSWER: all sandboxes of a host, and lists of files."""
 MAX_HOST_CALLS = 1000
 """How many calls of a host may be in progress."""
-HOST_BYTES_PER_SECOND, HOST_BURST = 8 << 20, 4 * MAX_ANSWER
-"""How much of a host is read: reading JSON takes the time of everybody. A burst of so many bytes is read at once."""
+CALL_CPU_S = 1e-4
+"""The processor time that a call of a host is counted with, besides that for reading it."""
+TURN_S = 0.005
+"""How long frames of a host are read before others have a turn."""
 CANCEL_S = 30.0  # how long a cancelled call may take to be undone
 _LENGTH = struct.Struct("!I")
 
@@ -37,17 +45,17 @@ Undo = Callable[[Any], Awaitable[None]]
 
 class Peer(asyncio.Protocol):
     """One end of a control connection. `handle` answers the calls of the other end. `name` is the other end, for messages.
-    If it is a host, what it may send, how fast, and how many of its calls may be in progress are limited more."""
+    If it is a host, it has a budget: what it may send, how fast, and how many of its calls may be in progress are limited more."""
 
-    def __init__(self, name: str, handle: Handler, *, is_host: bool = False) -> None:
+    def __init__(self, name: str, handle: Handler, *, budget: ReadingBudget | None = None) -> None:
         self.name = name
         self._handle = handle
-        self._is_host = is_host
-        self._max_frame = MAX_ANSWER if is_host else MAX_FRAME
-        self._unread_budget, self._counted_at = float(HOST_BURST), time.monotonic()
+        self._budget = budget
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
+        self._is_paused = False
         self._count = 0
+        self._large: set[int] = set()  # those of `_calls` that may have large answers
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._lost: str | None = None
@@ -58,43 +66,81 @@ class Peer(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if self._budget is not None and (delay := self._budget.get_delay()) > 0:
+            self._pause(delay)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_host:
-            self._limit_rate(len(data))
-        received = self._received
-        received += data
-        start = 0
-        while len(received) - start >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(received, start)
-            if size > self._max_frame:
-                self.close(f"it sent a frame of {size} bytes, and {self._max_frame} are allowed")
-                return
-            end = start + _LENGTH.size + size
-            if len(received) < end:
-                break
-            frame = bytes(received[start + _LENGTH.size : end])
-            start = end
-            try:
-                self._receive(json.loads(frame))
-            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                self.close("it sent a frame that cannot be read")
-                return
-        del received[:start]
-
-    def _limit_rate(self, size: int) -> None:
-        """Count received bytes, and pause reading for as long as there were too many."""
-        now = time.monotonic()
-        earned = (now - self._counted_at) * HOST_BYTES_PER_SECOND
-        self._unread_budget = min(HOST_BURST, self._unread_budget + earned) - size
-        self._counted_at = now
-        if self._unread_budget < 0 and self._transport is not None:
+        self._received += data
+        if self._budget is not None:
+            self._budget.charge(size=len(data))
+        if not self._is_paused:
+            self._read_frames()
+        elif self._transport is not None:  # it was resumed by those who had the connection before
             self._transport.pause_reading()
-            pause = -self._unread_budget / HOST_BYTES_PER_SECOND
-            asyncio.get_running_loop().call_later(pause, self._resume)
+
+    def _read_frames(self) -> None:
+        """Read the frames that have arrived: of a host not more than its budget allows, and not longer than one turn."""
+        offset, turn_ends_at = 0, time.monotonic() + TURN_S
+        while (end := self._find_end(offset)) is not None:
+            frame = bytes(self._received[offset + _LENGTH.size : end])
+            offset = end
+            if self._budget is None:
+                self._read_frame(frame)
+                continue
+            with self._budget.measure():
+                self._read_frame(frame)
+            if time.monotonic() > turn_ends_at or self._budget.get_delay() > 0:
+                break
+        del self._received[:offset]
+        if self._budget is None or self._lost is not None:
+            return
+        delay = self._budget.get_delay()
+        if delay > 0 or self._find_end(0) is not None:
+            self._pause(delay)
+
+    def _find_end(self, start: int) -> int | None:
+        """Return where the frame that starts here ends, or None if it is incomplete. Closes the connection if it is too large."""
+        if self._lost is not None or len(self._received) - start < _LENGTH.size:
+            return None
+        (size,) = _LENGTH.unpack_from(self._received, start)
+        largest, _ = self._get_limits()
+        if size > largest:
+            self.close(f"it sent a frame of {size} bytes, and {largest} are allowed")
+            return None
+        end: int = start + _LENGTH.size + size
+        return end if len(self._received) >= end else None
+
+    def _get_limits(self) -> tuple[int, int | None]:
+        """Return how many bytes and how many values the next frame may have."""
+        if self._budget is None:
+            return MAX_FRAME, None
+        if self._large:
+            self._large = {number for number in self._large if number in self._calls}
+        return (MAX_ANSWER, MAX_ANSWER_VALUES) if self._large else (MAX_HOST_FRAME, MAX_HOST_VALUES)
+
+    def _read_frame(self, frame: bytes) -> None:
+        _, values = self._get_limits()
+        try:
+            if values is not None:
+                count_values(frame, values)
+            self._receive(json.loads(frame))
+        except TooManyValuesError as error:
+            self.close(f"it sent a frame that is too large: {error}")
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            self.close("it sent a frame that cannot be read")
+
+    def _pause(self, seconds: float) -> None:
+        """Read nothing for some time. Idempotent while reading is paused."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+        if not self._is_paused:
+            self._is_paused = True
+            asyncio.get_running_loop().call_later(seconds, self._resume)
 
     def _resume(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
+        self._is_paused = False
+        self._read_frames()
+        if not self._is_paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -142,7 +188,9 @@ class Peer(asyncio.Protocol):
             number, verb = int(message["i"]), str(message["v"])
             if number in self._tasks:
                 raise ValueError("a call has the number of another one")
-            if self._is_host and len(self._tasks) >= MAX_HOST_CALLS:
+            if self._budget is not None:
+                self._budget.charge(cpu_s=CALL_CPU_S)
+            if self._budget is not None and len(self._tasks) >= MAX_HOST_CALLS:
                 self._send({"i": number, "e": encode_error(BusyError("Too many calls are in progress."))})
                 return
             task = asyncio.ensure_future(self._serve(number, verb, message["a"]))
@@ -194,6 +242,8 @@ class Peer(asyncio.Protocol):
         number = self._count
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._calls[number] = future
+        if verb in LARGE_ANSWERS:
+            self._large.add(number)
         try:
             self._send({"i": number, "v": verb, "a": arguments})
             done, _ = await asyncio.wait({future}, timeout=timeout_s)

@@ -35,7 +35,7 @@ class Candidate:
     layers: Collection[str]  # that it is known to have, in a set
     sandboxes: int
     arriving: int  # sandboxes that were placed there since it reported its room
-    is_stuck: bool = False  # it has not answered when a sandbox was created there
+    is_stuck: bool = False  # it has not answered when a sandbox was created there, or not stored its layers
 
 
 @dataclass(frozen=True, slots=True)

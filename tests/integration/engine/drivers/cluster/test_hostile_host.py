@@ -15,10 +15,11 @@ import pytest_asyncio
 
 from sandyard.engine.contract import Condition, FileOwner, Handle, HostRule, NetworkPolicy, Spec
 from sandyard.engine.drivers.cluster.connections import LineProtocol, describe_protocol, make_result
-from sandyard.engine.drivers.cluster.driver import ClusterDriver
-from sandyard.engine.drivers.cluster.link import POLL_PAUSE_S
+from sandyard.engine.drivers.cluster.driver import TRANSFER_WAIT_S, ClusterDriver
+from sandyard.engine.drivers.cluster.link import MAX_ENDS, POLL_PAUSE_S
 from sandyard.engine.drivers.cluster.model import HostRecord, HostState
-from sandyard.engine.drivers.cluster.peer import HOST_BURST, MAX_HOST_CALLS, Peer
+from sandyard.engine.drivers.cluster.peer import MAX_HOST_CALLS, MAX_HOST_FRAME, MAX_HOST_VALUES, Peer
+from sandyard.engine.drivers.cluster.reading_budget import HOST_BURST
 from sandyard.kit.errors import BusyError, ForbiddenError, FullError, InvalidInputError, NotFoundError, UnreachableError
 from tests.harness.cluster import (
     Directory,
@@ -426,6 +427,78 @@ async def test_what_a_host_sends_is_read_no_faster_than_others_can_bear(stage: S
     before = asyncio.get_running_loop().time()
     await stage.wait_until_away()
     assert asyncio.get_running_loop().time() - before > 0.5
+
+
+@pytest.mark.parametrize(
+    ("ends", "reason"), [([[]] * (MAX_HOST_VALUES + 1), "more than 100,000 values"), ("x" * MAX_HOST_FRAME, "bytes")]
+)
+async def test_news_that_take_long_to_read_end_the_connection(stage: Stage, ends: Any, reason: str) -> None:
+    await stage.driver.open((), ())
+    stage.host.answers["poll"] = {**REPORT, "ends": ends}
+    await stage.wait_until_away()
+    (status,) = [status for status in stage.driver.list_statuses() if status.record.id == "host-evil"]
+    assert reason in (status.reason or "")
+    del stage.host.answers["poll"]
+    await stage.wait_until_ready()
+
+
+async def test_lists_that_were_asked_for_may_be_larger(stage: Stage) -> None:
+    entry = {"kind": "file", "name": "n" * 50, "path": "p", "size": 1, "mode": 0o600}
+    stage.host.answers |= {"create_volume": None, "change_volume": [entry] * (MAX_HOST_VALUES // 4)}
+    await stage.driver.open((), ())
+    stage.fill_local()
+    await stage.driver.create_volume("vol-2", 10)
+    with pytest.raises(UnreachableError, match="cannot be used"):  # it was read, and lacks fields
+        await stage.driver.get_volume_files("vol-2").list("/")
+    assert stage.state is HostState.READY
+
+
+async def test_only_some_ends_of_a_poll_are_read_at_once(stage: Stage) -> None:
+    known: list[int] = []
+
+    async def poll(arguments: Mapping[str, Any]) -> Any:
+        known.append(arguments["after"])
+        await asyncio.sleep(POLL_PAUSE_S)
+        after = range(arguments["after"] + 1, 2 * MAX_ENDS + 11)
+        return {**REPORT, "ends": [[number, f"sandbox{number}", 1, "ended"] for number in after]}
+
+    stage.host.answers["poll"] = poll
+    await stage.driver.open((), ())
+    await wait_until(lambda: 2 * MAX_ENDS + 10 in known)
+    assert list(dict.fromkeys(known)) == [0, MAX_ENDS, 2 * MAX_ENDS, 2 * MAX_ENDS + 10]
+
+
+async def test_a_host_that_does_not_take_its_layers_keeps_no_sandbox_from_others(stage: Stage) -> None:
+    stage.host.answers["create"] = lambda arguments: {"missing": arguments["spec"]["layers"]}
+    stage.host.stream_answer = make_result({})  # and nothing more: it never confirms
+    await stage.driver.open((), ())
+    layers = await stage.driver.snapshot(await stage.create_here(Spec("here", ())), "common")
+    stage.host.answers["open"] = {**OPENED, "layers": layers}
+    await stage.driver.open((), ["common"])
+    stage.host.calls.clear()
+    async with asyncio.timeout(TRANSFER_WAIT_S / 2):
+        handles = [await stage.driver.create(Spec(f"new{number}", layers)) for number in range(2)]
+    assert {handle.driver for handle in handles} == {"fake"}
+    assert [verb for verb, _ in stage.host.calls].count("create") == 1, "the engine knows now that it has no layers"
+
+
+async def test_a_host_that_claimed_layers_and_does_not_take_them_is_the_last_choice(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.host.answers["create"] = lambda arguments: {"missing": arguments["spec"]["layers"]}
+    stage.host.stream_answer = make_result({})
+    await stage.driver.open((), ())
+    layers = await stage.driver.snapshot(await stage.create_here(Spec("here", ())), "common")
+    stage.host.answers["open"] = {**OPENED, "layers": layers}
+    await stage.driver.open((), ["common"])
+    room = stage.driver.local.get_room()
+    stage.fill_local()
+    monkeypatch.setattr("sandyard.engine.drivers.cluster.driver.TRANSFER_WAIT_S", 0.1)
+    with pytest.raises(BusyError, match="still being copied"):
+        await stage.driver.create(Spec("one", layers))
+    assert [link.is_stuck for link in stage.driver._links.values()] == [True]
+    stage.driver.local.get_room = lambda: room  # type: ignore[method-assign]
+    assert (await stage.driver.create(Spec("two", ()))).driver == "fake"
 
 
 async def test_a_host_that_refuses_or_never_answers_keeps_no_sandbox_from_others(stage: Stage) -> None:
