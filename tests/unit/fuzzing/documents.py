@@ -443,7 +443,7 @@ DOCUMENTS: Mapping[str, DocumentParser] = {
     "capabilities of a host": DocumentParser(_decode(codec.decode_capabilities), (CAPABILITIES,), REFUSED),
     "handle of a host": DocumentParser(_decode(lambda plain: codec.decode_started(plain, "s")), (STARTED,), REFUSED),
     "response to a host": DocumentParser(
-        lambda document: joining._parse_joined(document, b""),
+        lambda document: joining._parse_response(document, b""),
         ({"id": "h", "certificate": "c", "expiresAt": 1.0},),
         (SandyardError,),
     ),
