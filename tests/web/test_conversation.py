@@ -29,6 +29,16 @@ ROUND = (
     "```",
 )
 MANY = 90
+CHANGE_HEIGHT = """() => {
+  const box = document.body.appendChild(document.createElement("div"));
+  for (const height of ["10px", "20px"]) {
+    box.style.height = height;
+    box.height = box.getBoundingClientRect().height;
+  }
+  box.remove();
+  return box.height;
+}"""
+"""Change the height of an element, and return the height that a script reads right after that."""
 LONG_OPTION = "Yes, and don't ask again for commands that start with touch phone.txt"
 OPEN = ("queued", "running", "waiting")
 
@@ -326,6 +336,9 @@ def test_the_end_stays_visible_while_the_message_box_grows(page: Page, api: Api,
     api.post(f"/sessions/{session}/turns", text="run: true\n" * 20 + "say: the-end")
     _wait_until_idle(api, session)
     page.goto(f"/sessions/{session}?tab=conversation")
+    assert page.evaluate(CHANGE_HEIGHT) == 20, (
+        "the page scrolls to the end when a height changes, so it must read the new one"
+    )
     end = _conversation(page).get_by_text("Done", exact=True).last
     expect(end).to_be_in_viewport(ratio=1)
     _message_box(page).fill("a line\n" * 9)

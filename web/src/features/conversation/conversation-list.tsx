@@ -1,4 +1,4 @@
-import { defaultRangeExtractor, useVirtualizer } from "@tanstack/react-virtual";
+import { defaultRangeExtractor, elementScroll, useVirtualizer } from "@tanstack/react-virtual";
 import { ArrowDown, LoaderCircle } from "lucide-react";
 import { memo, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "react";
 import type { Turn } from "@/api/types";
@@ -16,7 +16,9 @@ import { TurnLine, Working } from "./turn-line";
 const NEAR_END = 48;
 const NEAR_START = 600;
 const BY_HAND_MS = 1000;
-const ADJUSTMENT_MS = 1000;
+
+type List = Parameters<typeof elementScroll<HTMLDivElement>>[2];
+type ScrollOptions = Parameters<typeof elementScroll>[1];
 
 interface ConversationListProps {
   rows: Row[];
@@ -53,7 +55,12 @@ export function ConversationList(listed: ConversationListProps) {
     sent,
   } = listed;
   const frame = useRef<HTMLDivElement>(null);
-  const [following, setFollowing] = useState(true);
+  const [following, setFollowingState] = useState(true);
+  const isFollowing = useRef(true); // the state before React has rendered it
+  const setFollowing = useCallback((value: boolean) => {
+    isFollowing.current = value;
+    setFollowingState(value);
+  }, []);
   const [held, setHeld] = useState(false);
   const [away, setAway] = useState(false);
   const [unread, setUnread] = useState(false);
@@ -63,7 +70,7 @@ export function ConversationList(listed: ConversationListProps) {
       setHeld(true);
     };
     return { open: new Map<string, boolean>(), touched };
-  }, []);
+  }, [setFollowing]);
   const kept = useMemo(
     () => rows.flatMap((row, index) => (row.kind === "ask" && row.ask.status === "pending" ? [index] : [])),
     [rows],
@@ -81,6 +88,11 @@ export function ConversationList(listed: ConversationListProps) {
     paddingEnd: 12,
     anchorTo: held ? "start" : "end", // An expanded row grows downwards, under the pointer.
     scrollEndThreshold: 1,
+    // It moves the list when rows turn out to be taller than estimated, sometimes to where the end was before.
+    scrollToFn: useCallback((offset: number, options: ScrollOptions, list: List) => {
+      if (isFollowing.current && list.scrollElement) scrollToEnd(list.scrollElement);
+      else elementScroll(offset, options, list);
+    }, []),
     // Keep pending forms mounted while they are scrolled out of view.
     rangeExtractor: useCallback(
       (range: Parameters<typeof defaultRangeExtractor>[0]) =>
@@ -90,13 +102,11 @@ export function ConversationList(listed: ConversationListProps) {
   });
 
   const size = virtual.getTotalSize();
-  const resized = useRef(0);
   // biome-ignore lint/correctness/useExhaustiveDependencies: anything that changes the height
   useLayoutEffect(() => {
     const element = frame.current;
     if (!element) return;
-    resized.current = performance.now();
-    if (following) element.scrollTop = element.scrollHeight;
+    if (following) scrollToEnd(element);
     else setAway(isAway(element));
   }, [size, rows, following]);
 
@@ -104,16 +114,14 @@ export function ConversationList(listed: ConversationListProps) {
   useEffect(() => {
     const element = frame.current;
     if (!element || !following) return;
-    const observer = new ResizeObserver(() => {
-      element.scrollTop = element.scrollHeight;
-    });
+    const observer = new ResizeObserver(() => scrollToEnd(element));
     observer.observe(element);
     return () => observer.disconnect();
   }, [following]);
 
   useEffect(() => {
     if (sent) setFollowing(true);
-  }, [sent]);
+  }, [sent, setFollowing]);
 
   const last = rows[rows.length - 1]?.key;
   // biome-ignore lint/correctness/useExhaustiveDependencies: a new `last` means a new message
@@ -135,8 +143,6 @@ export function ConversationList(listed: ConversationListProps) {
     if (performance.now() - moved.current < BY_HAND_MS) {
       setFollowing(!far);
       setHeld(false);
-    } else if (far && following && performance.now() - resized.current < ADJUSTMENT_MS) {
-      element.scrollTop = element.scrollHeight; // the virtual list has moved it for rows that it measured
     }
     if (hasEarlier && !loadingEarlier && element.scrollTop < NEAR_START && !following) loadEarlier();
   };
@@ -217,6 +223,10 @@ export function ConversationList(listed: ConversationListProps) {
       </div>
     </FoldContext>
   );
+}
+
+function scrollToEnd(element: HTMLElement): void {
+  element.scrollTop = element.scrollHeight;
 }
 
 function isAway(element: HTMLElement): boolean {
