@@ -168,7 +168,8 @@ class FakeDriver:
 
     async def connect(self, handle: Handle, port: int) -> socket.socket:
         async with self._wrap_operation("connect"):
-            if self._get_condition(handle.id) is not Condition.RUNNING:
+            # a frozen one too, as with other drivers: it is frozen for a moment while a snapshot is taken, and answers later
+            if self._get_condition(handle.id) not in (Condition.RUNNING, Condition.FROZEN):
                 raise UnreachableError(f"Sandbox {handle.id} is not running.")
             if port == AGENT_PORT:
                 return await _connect(socket.AF_UNIX, str(self.files.get_socket_path(handle.id)))

@@ -103,6 +103,15 @@ async def test_frozen_processes_stop_and_continue_after_a_thaw(driver: FakeDrive
     assert (await send_request(driver, handle, "GET /health"))[0] == 204
 
 
+async def test_a_request_to_a_frozen_sandbox_is_answered_after_a_thaw(driver: FakeDriver) -> None:
+    handle = await driver.create(spec("one"))
+    await driver.freeze(handle)  # as while a snapshot is taken
+    answer = asyncio.create_task(send_request(driver, handle, "GET /health"))
+    await asyncio.sleep(0)
+    await driver.thaw(handle)
+    assert (await answer)[0] == 204
+
+
 async def test_killing_a_sandbox_kills_its_orphans(driver: FakeDriver) -> None:
     handle = await driver.create(spec("one"))
     await start(driver, handle, "(setsid sleep 1000 & echo $! > /tmp/unused; setsid sleep 1001 &) ; exec sleep 1002")
