@@ -91,6 +91,7 @@ class ArchiveWriter:
         self._on_bytes = on_bytes
         self._checksums = bytearray()
         self._stack = contextlib.ExitStack()
+        self._tar: Any = None
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         self._file = self._stack.enter_context(os.fdopen(os.open(self._partial, flags, 0o600), "wb"))
         try:
@@ -137,6 +138,9 @@ class ArchiveWriter:
 
     def abandon(self) -> None:
         """Remove the incomplete file. Does nothing after `finish`."""
+        with contextlib.suppress(OSError, ValueError):  # perhaps what made the backup fail
+            if self._tar is not None:
+                self._tar.close()  # here: when Python closed it later, it would print that the file is closed
         self._stack.close()
         self._partial.unlink(missing_ok=True)
 
