@@ -88,7 +88,7 @@ export function ConversationList(listed: ConversationListProps) {
     paddingEnd: 12,
     anchorTo: held ? "start" : "end", // An expanded row grows downwards, under the pointer.
     scrollEndThreshold: 1,
-    // It moves the list when rows turn out to be taller than estimated, sometimes to where the end was before.
+    // While the list follows new messages, the end is where it scrolls to, whatever the virtual list wants to keep in view.
     scrollToFn: useCallback((offset: number, options: ScrollOptions, list: List) => {
       if (isFollowing.current && list.scrollElement) scrollToEnd(list.scrollElement);
       else elementScroll(offset, options, list);
