@@ -1,5 +1,5 @@
 """A part of a Kubernetes API server: pods of one namespace, tokens of their service account, a ConfigMap, and the rights in
-deploy/kubernetes. Follows the real server's answers, which tests/acceptance/test_kubernetes.py compares with the engine."""
+deploy/kubernetes. No test compares its answers with those of a real server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import json
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class FakeKubernetes:
         }
         self.pods: dict[str, Json] = {}
         self.config: dict[str, str] = {}
+        self.shortest_watch_s = 0.05
         self.oldest = 0  # watches from before this version are refused, as after a compaction
         self.requests: list[str] = []
         self._version = itertools.count(101)
@@ -99,6 +100,15 @@ class FakeKubernetes:
         """Forget all changes, and end all watches."""
         self.oldest = self._now = next(self._version)
         self._wake()
+
+    @contextlib.contextmanager
+    def refuse_everything(self) -> Iterator[None]:
+        """Take all rights of the engine's account away until the end of the block."""
+        rights, self.rights = self.rights, set()
+        try:
+            yield
+        finally:
+            self.rights = rights
 
     def create_token(self, pod: Json, account: str = "sandyard-host", audience: str = "sandyard") -> str:
         """Return a token as a node gets for a pod."""

@@ -1,26 +1,39 @@
-"""Pods of a cluster become hosts, with a fake API server. `tests/acceptance/test_kubernetes.py` uses the real one."""
+"""Pods of a cluster become hosts, with a fake API server."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
+from sandyard.engine.certificates.authority import Authority
 from sandyard.engine.hosts import supply as supply_module
 from sandyard.engine.hosts.identity import HostIdentity
 from sandyard.engine.hosts.kubernetes import api_server, pod, source
+from sandyard.engine.hosts.kubernetes.api_server import ApiServer, ExpiredVersionError, Json
 from sandyard.engine.hosts.kubernetes.pod import PodFiles, join_engine
-from sandyard.engine.hosts.kubernetes.pods import parse_pod
+from sandyard.engine.hosts.kubernetes.pods import LABEL, parse_pod
 from sandyard.engine.hosts.kubernetes.source import KubernetesMachines, KubernetesOptions
 from sandyard.engine.hosts.machines import Claim, Machine
 from sandyard.engine.hosts.supply import HostSupply
 from sandyard.engine.settings import EngineSettings
-from sandyard.kit.errors import BusyError, InvalidInputError, NotFoundError, SandyardError, UnauthenticatedError
+from sandyard.kit.errors import (
+    BusyError,
+    ForbiddenError,
+    InvalidInputError,
+    NotFoundError,
+    SandyardError,
+    UnauthenticatedError,
+    UnreachableError,
+)
 from sandyard.kit.secret import Secret
 from tests.harness.fake_kubernetes import FakeKubernetes
 from tests.unit.engine.hosts.support import EngineSide, open_engine
@@ -29,10 +42,30 @@ PORT = 3011
 SECONDS = 20
 
 
+class Cluster(Protocol):
+    """What the tests need of a cluster, so that another one than `FakeKubernetes` can serve them."""
+
+    credentials: Path
+    token: str
+    shortest_watch_s: float
+
+    @property
+    def pods(self) -> dict[str, Any]: ...
+    @property
+    def config(self) -> dict[str, str]: ...
+    def serve(self) -> AbstractAsyncContextManager[str]: ...
+    def create_pod(self, name: str, node: str, address: str, *, labelled: bool = True) -> dict[str, Any]: ...
+    def set_status(self, pod: dict[str, Any], **status: Any) -> None: ...
+    def delete_pod(self, name: str) -> None: ...
+    def create_token(self, pod: dict[str, Any], account: str = ..., audience: str = ...) -> str: ...
+    def compact(self) -> None: ...
+    def refuse_everything(self) -> AbstractContextManager[None]: ...
+
+
 class Side:
     """The engine with its source, and the cluster."""
 
-    def __init__(self, engine: EngineSide, cluster: FakeKubernetes, url: str, folder: Path) -> None:
+    def __init__(self, engine: EngineSide, cluster: Cluster, url: str, folder: Path) -> None:
         self.engine = engine
         self.cluster = cluster
         self.folder = folder
@@ -51,8 +84,7 @@ class Side:
 
     def make_files(self, created: dict[str, Any]) -> PodFiles:
         """Return the files that a node puts into a pod."""
-        folder = self.folder / created["metadata"]["uid"]
-        folder.mkdir()
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
         for name, value in self.cluster.config.items():
             (folder / name).write_text(value)
         (folder / "token").write_text(self.cluster.create_token(created))
@@ -96,20 +128,25 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandyard.engine.e2b.join_app.BURST", 1000)
 
 
-@pytest.fixture
-async def side(tmp_path: Path) -> AsyncIterator[Side]:
+@contextlib.asynccontextmanager
+async def open_side(folder: Path, cluster: Cluster) -> AsyncIterator[Side]:
     async with contextlib.AsyncExitStack() as stack:
-        engine = stack.enter_context(open_engine(tmp_path / "engine"))
+        engine = stack.enter_context(open_engine(folder / "engine"))
         await stack.enter_async_context(engine.serve())
-        cluster = FakeKubernetes(tmp_path / "cluster")
         url = await stack.enter_async_context(cluster.serve())
-        made = Side(engine, cluster, url, tmp_path)
+        made = Side(engine, cluster, url, folder)
         stack.push_async_callback(made.machines.close)
         made.machines.open()
         stack.push_async_callback(made.supply.close)
         made.supply.start()
         await wait_until(lambda: made.machines.problem is None)
         yield made
+
+
+@pytest.fixture
+async def side(tmp_path: Path) -> AsyncIterator[Side]:
+    async with open_side(tmp_path, FakeKubernetes(tmp_path / "cluster")) as opened:
+        yield opened
 
 
 async def test_pod_makes_its_node_a_host(side: Side) -> None:
@@ -222,23 +259,21 @@ async def test_api_server_is_not_needed_by_hosts(side: Side, monkeypatch: pytest
     monkeypatch.setattr(pod, "PATIENCE_S", 0.1)
     created = side.cluster.create_pod("one-x", "node-1", "10.0.0.1")
     await side.join(created)
-    rights, side.cluster.rights = side.cluster.rights, set()
-    side.cluster.compact()
-    await wait_until(lambda: "cannot patch" in (side.machines.problem or ""))
-    assert [machine.name for machine in side.machines.list()] == ["node-1"]
-    (host,) = side.engine.hosts.list()
-    assert not side.supply.is_missing("kubernetes", host.record)
-    files = side.make_files({"metadata": {**created["metadata"], "uid": "restarted"}})
-    await run_join(files, HostIdentity(side.folder / "data"))
-
-    side.cluster.delete_pod("one-x")
-    side.cluster.rights = rights
+    files = side.make_files(created)
+    with side.cluster.refuse_everything():
+        side.cluster.compact()
+        await wait_until(lambda: "cannot patch" in (side.machines.problem or ""))
+        assert [machine.name for machine in side.machines.list()] == ["node-1"]
+        (host,) = side.engine.hosts.list()
+        assert not side.supply.is_missing("kubernetes", host.record)
+        await run_join(files, HostIdentity(side.folder / "data"))
+        side.cluster.delete_pod("one-x")
     await wait_until(lambda: side.machines.problem is None and not side.machines.list())
 
 
 async def test_all_pages_and_all_changes_are_seen(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_server, "PAGE", 2)
-    monkeypatch.setattr(api_server, "WATCH_S", 0.05)
+    monkeypatch.setattr(api_server, "WATCH_S", side.cluster.shortest_watch_s)
     for number in range(5):
         side.cluster.create_pod(f"pod-{number}", f"node-{number}", f"10.0.0.{number}")
     side.cluster.compact()
@@ -248,7 +283,53 @@ async def test_all_pages_and_all_changes_are_seen(side: Side, monkeypatch: pytes
     assert side.machines.problem is None
 
 
+async def test_watch_from_an_old_version_is_refused(side: Side) -> None:
+    side.cluster.create_pod("one-x", "node-1", "10.0.0.1")
+    side.cluster.compact()
+    with pytest.raises(ExpiredVersionError):
+        async for _ in side.machines._server.watch_pods(LABEL, "1"):
+            pass
+
+
+async def test_pods_are_listed_again_if_changes_are_missing(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    problems: list[str | None] = []
+    list_pods = side.machines._server.list_pods
+
+    async def list_late(selector: str) -> tuple[list[Json], str]:
+        """Return an old version the first time, as if the watch began long after the list."""
+        problems.append(side.machines.problem)
+        found, version = await list_pods(selector)
+        return found, version if len(problems) > 1 else "1"
+
+    monkeypatch.setattr(side.machines._server, "list_pods", list_late)
+    side.cluster.create_pod("one-x", "node-1", "10.0.0.1")
+    side.cluster.compact()
+    await wait_until(lambda: len(problems) >= 2 and side.machines.list())
+    assert problems[1] is None, "that is no failure of the server"
+    side.cluster.delete_pod("one-x")
+    await wait_until(lambda: not side.machines.list())
+
+
+async def test_wrong_credentials_are_explained(side: Side, tmp_path: Path) -> None:
+    folder = shutil.copytree(side.cluster.credentials, tmp_path / "wrong")
+    (folder / "token").write_text("made-up")
+    await expect_refusal(side, folder, ForbiddenError, "Unauthorized")
+    (folder / "token").write_text(side.cluster.token)
+    (folder / "ca.crt").write_bytes(Authority.load(tmp_path / "other").pem)
+    await expect_refusal(side, folder, UnreachableError, "certificate verify failed")
+
+
+async def expect_refusal(side: Side, credentials: Path, error: type[SandyardError], message: str) -> None:
+    server = ApiServer(side.machines._options.url, credentials)
+    try:
+        with pytest.raises(error, match=message):
+            await server.list_pods(LABEL)
+    finally:
+        await server.close()
+
+
 async def test_pod_sends_its_token_only_to_its_engine(side: Side, tmp_path: Path) -> None:
+    assert isinstance(side.cluster, FakeKubernetes)
     created = side.cluster.create_pod("one-x", "node-1", "10.0.0.1")
     files = side.make_files(created)
     (files.engine / "fingerprint").write_text("0" * 64)
