@@ -18,6 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from sandyard.kit.clock import SystemClock
+from sandyard.kit.server import Server
 from sandyard.platform.api import events as module
 from sandyard.platform.api import login, problems
 from sandyard.platform.api.large_responses import LargeResponseMiddleware
@@ -30,12 +31,6 @@ from sandyard.platform.domain.users.service import Users
 from sandyard.platform.settings import PlatformSettings
 
 DEADLINE = 30
-
-
-class Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self):
-        yield
 
 
 @dataclass
