@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
 import uvicorn
 
+from sandyard.kit.listen import listen
 from sandyard.kit.server import Server
 
 GRACE_SECONDS = 0.1
@@ -19,7 +19,7 @@ GRACE_SECONDS = 0.1
 @contextlib.asynccontextmanager
 async def serve_app(app: Any, **options: Any) -> AsyncIterator[int]:
     """Serve the application and yield its port. `options` are those of `uvicorn.Config`."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listen("127.0.0.1", 0)
     server = Server(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, **options))
     server.config.timeout_graceful_shutdown = GRACE_SECONDS  # type: ignore[assignment] # uvicorn means seconds
     serving = asyncio.create_task(server.serve([listener]))

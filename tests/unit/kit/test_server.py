@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import socket
 import time
 from collections.abc import AsyncIterator
 
@@ -13,6 +12,7 @@ import pytest
 import uvicorn
 
 from sandyard.engine.e2b.dataplane.asgi import App, Receive, Scope, Send
+from sandyard.kit.listen import listen
 from sandyard.kit.server import BoundedProtocol, Server
 
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -22,7 +22,7 @@ SECONDS = 20
 @contextlib.asynccontextmanager
 async def serve(app: App, grace_s: float = SECONDS) -> AsyncIterator[tuple[Server, asyncio.Task[None], int]]:
     """Yield a server, its task, and its port."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listen("127.0.0.1", 0)
     config = uvicorn.Config(app, http=BoundedProtocol, ws="none", lifespan="off", log_config=None)
     config.timeout_graceful_shutdown = grace_s  # type: ignore[assignment]
     server = Server(config)
