@@ -395,13 +395,14 @@ async def test_a_driver_that_hangs_for_hours_uses_bounded_resources(tmp_path: Pa
     harness = SandboxesHarness(tmp_path)
     await harness.start()
     sandbox = await harness.create(timeout_s=80_000)
+    harness.driver.blocked_s = 0.005
     harness.driver.block("freeze", "after")
     harness.driver.block("condition")
     with pytest.raises(StuckError):
         await harness.service.pause(sandbox.id)
     for _ in range(30):
         await harness.clock.advance(100)
-        await asyncio.sleep(0.06)
+        await asyncio.sleep(1.2 * harness.driver.blocked_s)
     assert len(harness.service.components.background) <= 2
     assert [verb for verb, _ in harness.driver.calls].count("condition") <= 40
     harness.driver.clear_faults()
