@@ -63,7 +63,7 @@ export class LogSearch {
   }
 
   /** Return the index in `matches` of the first match at or after that line; 0 if there is none. */
-  near(line: number): number {
+  findIndexFrom(line: number): number {
     return Math.max(
       0,
       this.found.findIndex((match) => match.line >= line),

@@ -74,7 +74,7 @@ export function LogViewer({ store, label, tools, note, empty, live }: Props) {
       viewport.current?.draw(removed);
       if (jump && search && (searched || search.matches.length)) {
         jump = false;
-        const first = search.matches[search.near(viewport.current?.top() ?? 0)];
+        const first = search.matches[search.findIndexFrom(viewport.current?.top() ?? 0)];
         if (first) showMatch(first);
         else setCurrent(null);
       }
