@@ -42,8 +42,8 @@ const isApiChanged = (before: Settings, now: Settings) =>
   now.forge.kind !== "plain" && now.forge.apiUrl !== null && now.forge.apiUrl !== before.forge.apiUrl;
 
 export function ForgeTab({ project }: { project: Project }) {
-  const made = useProjectForm(project, { test: isApiChanged });
-  const { settings, edit, form, errorAt } = made;
+  const projectForm = useProjectForm(project, { test: isApiChanged });
+  const { settings, edit, form, errorAt } = projectForm;
   const { git, forge } = settings;
   return (
     <Form {...form}>
@@ -114,7 +114,13 @@ export function ForgeTab({ project }: { project: Project }) {
       <Section title="Commits">
         <Fields>
           {PEOPLE.map((field) => (
-            <Identity key={field.key} made={made} which={field.key} label={field.label} hint={field.hint} />
+            <Identity
+              key={field.key}
+              projectForm={projectForm}
+              which={field.key}
+              label={field.label}
+              hint={field.hint}
+            />
           ))}
           <Field
             label="Commit messages"
@@ -138,17 +144,17 @@ export function ForgeTab({ project }: { project: Project }) {
 
 /** A name and an email address. Both empty means not set. */
 function Identity({
-  made,
+  projectForm,
   which,
   label,
   hint,
 }: {
-  made: ProjectForm;
+  projectForm: ProjectForm;
   which: (typeof PEOPLE)[number]["key"];
   label: string;
   hint: string;
 }) {
-  const { settings, edit, errorAt } = made;
+  const { settings, edit, errorAt } = projectForm;
   const person = settings.git[which] ?? { name: "", email: "" };
   const set = (patch: Partial<typeof person>) => {
     const next = { ...person, ...patch };
