@@ -31,7 +31,9 @@ export const useSaveMcpServer = defineMutation({
       ? unwrap(
           api.POST("/api/v1/projects/{project_id}/mcp-servers", { params: { path: { project_id: projectId } }, body }),
         )
-      : unwrap(api.PATCH("/api/v1/projects/{project_id}/mcp-servers/{server_id}", { ...pathOf({ projectId, id }), body })),
+      : unwrap(
+          api.PATCH("/api/v1/projects/{project_id}/mcp-servers/{server_id}", { ...pathOf({ projectId, id }), body }),
+        ),
   onSuccess: (client, _, { projectId }) => void client.invalidateQueries({ queryKey: keys.mcpServers(projectId) }),
 });
 

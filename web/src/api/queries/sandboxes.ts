@@ -8,7 +8,8 @@ import type { Sandbox } from "../types";
 
 const pathOf = (id: string) => ({ params: { path: { sandbox_id: id } } });
 
-export const readSandbox = (id: string): Promise<Sandbox> => unwrap(api.GET("/api/v1/sandboxes/{sandbox_id}", pathOf(id)));
+export const readSandbox = (id: string): Promise<Sandbox> =>
+  unwrap(api.GET("/api/v1/sandboxes/{sandbox_id}", pathOf(id)));
 
 const sandboxQuery = (id: string) => queryOptions({ queryKey: keys.sandbox(id), queryFn: () => readSandbox(id) });
 
