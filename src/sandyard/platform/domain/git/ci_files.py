@@ -1,5 +1,7 @@
-"""Find commits that change what continuous integration runs. A forge runs these files with the repository's secrets as soon as they are pushed,
-before anybody has reviewed them."""
+"""Find commits that change what continuous integration runs.
+
+A forge runs these files with the repository's secrets as soon as they are pushed, before anybody has reviewed them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ CI_FILES = (
     ".drone.y*ml",
     ".travis.yml",
     ".cirrus.yml",
-    "?appveyor.yml",
+    ".appveyor.yml",
     "appveyor.yml",
     "azure-pipelines.y*ml",
     "bitbucket-pipelines.yml",
@@ -37,7 +39,8 @@ _MAX_LISTING_BYTES = 1 << 20
 async def list_changed_ci_files(repository: RepositoryReader, commit: str, known: Sequence[str]) -> list[str]:
     """Return the CI files that any commit of `commit` changes which is neither in the commits `known` nor on the remote.
 
-    Each commit counts, not only the result: a tag can name any of them. A merge counts if it changes a file compared with all of its parents.
+    Each commit counts, not only the result: a tag can name any of them. A merge counts if it changes a file compared with
+    all of its parents.
     """
     output, _ = await repository.read(
         *("log", "-z", "--format=", "--name-only", "--no-renames", "--full-history", "-c", "--no-color", "--no-notes"),
