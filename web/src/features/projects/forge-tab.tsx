@@ -12,6 +12,10 @@ const MESSAGES = [
   { value: "conventional", label: "Conventional Commits", detail: "feat: …, fix(scope): …" },
   { value: "any", label: "Any" },
 ];
+const CI_FILES = [
+  { value: "refuse", label: "Not pushed" },
+  { value: "allow", label: "Pushed", detail: "The forge runs them with the repository's secrets before a review." },
+];
 const KINDS = [
   {
     value: "auto",
@@ -133,6 +137,20 @@ export function ForgeTab({ project }: { project: Project }) {
                 value={git.commitMessages}
                 onChange={(which) => edit("git", { commitMessages: which as typeof git.commitMessages })}
                 choices={MESSAGES}
+              />
+            )}
+          </Field>
+          <Field
+            label="Changes of CI files"
+            hint="Commits that change what continuous integration runs, such as .github/workflows."
+            error={errorAt("git.ciFiles")}
+          >
+            {(control) => (
+              <Select
+                {...control}
+                value={git.ciFiles}
+                onChange={(which) => edit("git", { ciFiles: which as typeof git.ciFiles })}
+                choices={CI_FILES}
               />
             )}
           </Field>
