@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 import json
 import os
 import stat
@@ -398,6 +399,25 @@ async def test_bad_registry_responses_are_rejected(
     with pytest.raises(error):
         await harness.resolve(name)
     assert not list((harness.folder / "layers").iterdir()) and not list((harness.folder / "spool").iterdir())
+
+
+async def test_a_registry_that_accepts_no_token_is_not_asked_forever(
+    harness: ImagesHarness, faulty_registry: tuple[FaultyRegistry, str]
+) -> None:
+    registry, name = faulty_registry
+    host, tokens, refused = name.partition("/")[0], itertools.count(), list[str]()
+
+    def refuse(request: ReceivedRequest, _: Reply) -> Reply:
+        if request.path.startswith("/tokens?"):
+            return Reply(body=json.dumps({"token": str(next(tokens))}).encode())
+        refused.append(request.path)
+        return Reply(401, headers={"WWW-Authenticate": f'Bearer realm="http://{host}/tokens"'})
+
+    registry.change_reply = refuse
+    async with asyncio.timeout(30):
+        with pytest.raises(ForbiddenError):
+            await harness.resolve(name)
+    assert len(refused) == 3
 
 
 async def test_layers_are_checked_against_their_digest_and_broken_downloads_are_retried(
