@@ -26,11 +26,11 @@ class SecretScanner:
     """Searches for secrets in every form in which they could appear: plain, base64 at each offset, percent-encoded."""
 
     def __init__(self) -> None:
-        self._forms: dict[bytes, str] = {}
+        self.forms: dict[bytes, str] = {}
 
     def add_secret(self, name: str, text: str) -> None:
         """Add a secret. For a key with several lines, only some lines are searched for."""
-        forms = {**self._forms}  # copied, because a watcher may be reading the current forms
+        forms = {**self.forms}  # copied, because a watcher may be reading the current forms
         lines = [line for line in text.splitlines() if len(line) > 30 and not line.startswith("-----")] or [text]
         for line in lines[:: max(1, len(lines) // CHECKED_LINES)]:
             raw = line.encode()
@@ -38,16 +38,16 @@ class SecretScanner:
             forms.setdefault(quote(line, safe="").encode(), f"{name}, percent-encoded")
             for form in _base64(raw):
                 forms[form] = f"{name}, base64"
-        self._forms = forms
+        self.forms = forms
 
     def find_in_bytes(self, data: bytes) -> set[str]:
-        return {name for form, name in self._forms.items() if form in data}
+        return {name for form, name in self.forms.items() if form in data}
 
     def find_in_text(self, text: str) -> set[str]:
         return self.find_in_bytes(text.encode())
 
     def find_in_stream(self, chunks: Iterable[bytes]) -> set[str]:
-        longest = max(map(len, self._forms))
+        longest = max(map(len, self.forms))
         names, before = set[str](), b""
         for chunk in chunks:
             names |= self.find_in_bytes(before + chunk)

@@ -296,9 +296,10 @@ def test_per_user_kernel_limits_are_not_shared_between_sandboxes(new_sandbox: Ne
 def test_processes_that_hold_too_much_uncounted_kernel_memory_are_killed(
     new_sandbox: NewSandbox, engine: Engine, attack: str
 ) -> None:
-    """Processes that hold too much are killed while they allocate or shortly after; the sandbox itself survives."""
+    """Processes that hold too much are killed while they allocate or shortly after; the sandbox itself survives. A process of
+    another sandbox with a name that is not UTF-8 does not prevent it."""
     greedy, neighbour = new_sandbox(), new_sandbox()
-    running_command = neighbour.commands.run("sleep 1000", background=True)
+    running_command = neighbour.commands.run(r"cp /bin/sleep /tmp/$'\377' && /tmp/$'\377' 1000", background=True)
     greedy.files.write("/tmp/attacks.py", ATTACKS, user="root")
     with pytest.raises(CommandExitException):
         greedy.commands.run(f"python3 /tmp/attacks.py {attack}", user="root", timeout=120)

@@ -9,7 +9,7 @@ import pytest
 
 from sandyard.engine.images.service import Images, Options
 from tests.conformance.harness import DriverHarness
-from tests.images.image_files import Layout, busybox, entry, folder, link, rootfs, tar
+from tests.images.image_files import Layout, entry, folder, link, read_busybox, rootfs, tar
 
 NET_RAW = struct.pack("<IIIII", 0x0200_0001, 1 << 13, 0, 0, 0).decode("utf-8", "surrogateescape")
 LOWER = (
@@ -21,7 +21,7 @@ LOWER = (
     folder("gone"),
     entry("gone/file", "gone"),
     entry("bin/own", "#!/bin/sh\necho it runs\n", mode=0o755),
-    entry("opt/busybox", busybox(), mode=0o755, pax_headers={"SCHILY.xattr.security.capability": NET_RAW}),
+    entry("opt/busybox", read_busybox(), mode=0o755, pax_headers={"SCHILY.xattr.security.capability": NET_RAW}),
     link("etc/resolv.conf", "/nowhere/at/all"),
     link("proc", "/etc"),
 )
@@ -38,7 +38,7 @@ async def test_a_sandbox_runs_from_an_image(harness: DriverHarness, tmp_path: Pa
     if not harness.real:
         pytest.skip("the fake driver has no root file systems")
     layout = Layout(tmp_path / "oci")
-    layout.tag(layout.image([rootfs(*LOWER), UPPER], {"Env": ["PATH=/bin"], "User": "node"}))
+    layout.tag(layout.add_image([rootfs(*LOWER), UPPER], {"Env": ["PATH=/bin"], "User": "node"}))
     images = Images(harness.images_dir, Options(dirs=(tmp_path,), reserve_bytes=0))
     images.prepare()
     image = await images.resolve(f"oci:{layout.path}", None, lambda _: None)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from collections.abc import Iterable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, Protocol
 from urllib.parse import urlsplit
+
+from tests.harness.http_server import HttpServer
 
 PIECE = 64 * 1024
 
@@ -130,25 +131,15 @@ class Server:
             def log_message(self, format: str, *arguments: Any) -> None:
                 """Log nothing: `GitServer.requests` records all requests."""
 
-        class Listener(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 256
-
-            def handle_error(self, request: Any, client_address: Any) -> None:
-                """Ignore errors: clients that disconnect are part of the tests."""
-
-        self._server = Listener(("127.0.0.1", port), Handler)
-        self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="forge", daemon=True)
+        self._server = HttpServer(("127.0.0.1", port), Handler)
+        self.port = self._server.server_port
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        self._thread.start()
+        self._server.start()
 
     def stop(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        self._server.stop()

@@ -13,8 +13,7 @@ import queue
 import re
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import githubkit
@@ -25,6 +24,7 @@ from tests.forge import GitHub, forge
 from tests.forge.checkout import run
 from tests.forge.repositories import Repository
 from tests.forge.tokens import Token
+from tests.harness.http_server import HttpServer
 
 
 @pytest.fixture(scope="module")
@@ -306,8 +306,8 @@ class Inbox:
             def log_message(self, format: str, *arguments: Any) -> None:
                 """Log nothing."""
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
+        self.server = HttpServer(("127.0.0.1", 0), Handler)
+        self.server.start()
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/hook"
 
     def until(self, event: str, action: str | None = None) -> tuple[dict[str, str], dict[str, Any], bytes]:
@@ -322,8 +322,7 @@ class Inbox:
 def inbox() -> Iterator[Inbox]:
     inbox = Inbox()
     yield inbox
-    inbox.server.shutdown()
-    inbox.server.server_close()
+    inbox.server.stop()
 
 
 def test_deliveries_are_signed_and_name_the_real_commits(

@@ -62,7 +62,7 @@ def sha256(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def busybox() -> bytes:
+def read_busybox() -> bytes:
     """Return the binary of Debian's busybox-static."""
     path = shutil.which("busybox")
     assert path, "the tests need busybox-static: scripts/system-packages tests"
@@ -73,7 +73,7 @@ def rootfs(*more: Entry) -> bytes:
     """Return a layer with a complete system, without bash, sudo and a user."""
     return tar(
         folder("bin"),
-        entry("bin/busybox", busybox(), mode=0o755),
+        entry("bin/busybox", read_busybox(), mode=0o755),
         *(link(f"bin/{name}", "busybox") for name in APPLETS),
         folder("etc"),
         entry("etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnode:x:1000:1000::/home/node:/bin/sh\n"),
@@ -97,12 +97,12 @@ class Layout:
         (path / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
         self.entries: list[dict[str, Any]] = []
 
-    def blob(self, content: bytes, kind: str) -> dict[str, Any]:
+    def add_blob(self, content: bytes, kind: str) -> dict[str, Any]:
         digest = sha256(content)
         (self.path / "blobs/sha256" / digest.removeprefix("sha256:")).write_bytes(content)
         return {"mediaType": kind, "digest": digest, "size": len(content)}
 
-    def image(
+    def add_image(
         self,
         layers: Sequence[bytes],
         settings: dict[str, Any] | None = None,
@@ -112,7 +112,7 @@ class Layout:
         **config: Any,
     ) -> dict[str, Any]:
         """Add an image and return the descriptor of its manifest. `blobs`: the stored layers, if they are not to be compressed with gzip."""
-        descriptors = [self.blob(raw, LAYER) for raw in blobs or [_compress(layer) for layer in layers]]
+        descriptors = [self.add_blob(raw, LAYER) for raw in blobs or [_compress(layer) for layer in layers]]
         document = {
             "architecture": architecture,
             "os": "linux",
@@ -120,12 +120,12 @@ class Layout:
             "rootfs": {"type": "layers", "diff_ids": [sha256(layer) for layer in layers]},
             **config,
         }
-        config_descriptor = self.blob(json.dumps(document).encode(), CONFIG)
+        config_descriptor = self.add_blob(json.dumps(document).encode(), CONFIG)
         manifest = {"schemaVersion": 2, "mediaType": MANIFEST, "config": config_descriptor, "layers": descriptors}
-        return self.blob(json.dumps(manifest).encode(), MANIFEST)
+        return self.add_blob(json.dumps(manifest).encode(), MANIFEST)
 
-    def index(self, images: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        return self.blob(
+    def add_index(self, images: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        return self.add_blob(
             json.dumps({"schemaVersion": 2, "mediaType": INDEX, "manifests": list(images)}).encode(), INDEX
         )
 

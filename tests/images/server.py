@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from tests.harness.http_server import serve_http
 
 
 @dataclass
@@ -68,11 +69,5 @@ def run_server(respond: Responder) -> Iterator[RunningServer]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield RunningServer(server.server_address[1], requests)
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serve_http(Handler) as server:
+        yield RunningServer(server.server_port, requests)

@@ -19,13 +19,14 @@ from tests.models.tools import NoSuchToolError, make_example, make_tool_call
 from tests.models.wire import Reply, read_call
 
 MODELS = ("gpt-5.5", "claude-sonnet-5-5", "gemini-3.1-pro-preview", "scripted")
-SIDE = Usage(input=10, output=3)
-"""Usage of an answer outside of a conversation."""
+UNSCRIPTED_USAGE = Usage(input=10, output=3)
+"""Usage of an answer outside of a conversation, such as a title."""
 
 
 @dataclass
 class Conversation:
-    """A script and its progress. `plain`: requests without tools are also part of it."""
+    """A script and its progress. `about`: the phrase by which its requests are recognized. `plain`: requests without tools are also
+    part of it. `done`: the steps that are used up. `repeated`: how often the current one was used."""
 
     about: str
     steps: list[Step]
@@ -39,7 +40,7 @@ class Conversation:
         return self.done >= len(self.steps)
 
     def next(self) -> Step:
-        """Return the step for the next answer. After the end of the script, every answer says that it has ended."""
+        """Return the step for the next answer and count it. After the end of the script, every answer says that it has ended."""
         if self.is_over:
             return Say("The script has ended.")
         step = self.steps[self.done]
@@ -87,16 +88,16 @@ class ModelServer:
         with self._changed:
             return [call for call in self.calls if call.request and about in (None, call.conversation)]
 
-    def wait_for(self, what: Callable[[ModelServer], Any], timeout_s: float = 60) -> Any:
-        """Wait until the condition is true. It is checked after every request."""
+    def wait_for(self, condition: Callable[[ModelServer], Any], timeout_s: float = 60) -> Any:
+        """Wait until the condition returns something true, and return that. It is checked after every request."""
         with self._changed:
-            found = self._changed.wait_for(lambda: what(self), timeout_s)
-        if not found:
+            result = self._changed.wait_for(lambda: condition(self), timeout_s)
+        if not result:
             requests = [f"{call.method} {call.path} {call.conversation} {call.status}" for call in self.calls]
             raise AssertionError(
                 f"the condition was not met within {timeout_s:.0f} s; {len(requests)} requests: {requests[-20:]}; {self.refused}"
             )
-        return found
+        return result
 
     # start and stop
 
@@ -119,7 +120,7 @@ class ModelServer:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         connections: set[asyncio.Task[None]] = set()
 
-        async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def track_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
             assert task
             connections.add(task)
@@ -129,7 +130,7 @@ class ModelServer:
                 connections.discard(task)
                 writer.close()
 
-        server = await asyncio.start_server(take, self.host, self.port, limit=1 << 26)
+        server = await asyncio.start_server(track_connection, self.host, self.port, limit=1 << 26)
         self.port = server.sockets[0].getsockname()[1]
         ready.set()
         await self._stopping.wait()
@@ -174,7 +175,7 @@ class ModelServer:
         conversation = self._find_conversation(request)
         if conversation is None:
             text = json.dumps(make_example(request.schema)) if request.schema else "Scripted work"
-            await _send(reply, api, request, Answer(text, None, SIDE), 0)
+            await _send_answer(reply, api, request, Answer(text, None, UNSCRIPTED_USAGE), 0)
             return
         with self._changed:
             call.conversation = conversation.about
@@ -219,11 +220,13 @@ class ModelServer:
                 call = make_tool_call(step, request.tools)
             except NoSuchToolError as error:
                 self.refused.append(str(error))
-                await _send(reply, api, request, Answer(f"I cannot do this: {error}", None, step.usage), step.pause_s)
+                await _send_answer(
+                    reply, api, request, Answer(f"I cannot do this: {error}", None, step.usage), step.pause_s
+                )
             else:
-                await _send(reply, api, request, Answer(step.say, call, step.usage), step.pause_s)
+                await _send_answer(reply, api, request, Answer(step.say, call, step.usage), step.pause_s)
         elif isinstance(step, Say):
-            await _send(reply, api, request, Answer(step.text, None, step.usage), step.pause_s)
+            await _send_answer(reply, api, request, Answer(step.text, None, step.usage), step.pause_s)
         else:
             raise TypeError(f"unknown step: {step!r}")
 
@@ -235,7 +238,7 @@ class ModelServer:
         return None
 
 
-async def _send(reply: Reply, api: Api, request: ModelRequest, answer: Answer, pause_s: float) -> None:
+async def _send_answer(reply: Reply, api: Api, request: ModelRequest, answer: Answer, pause_s: float) -> None:
     if not request.stream:
         await asyncio.sleep(pause_s)
         await reply.send(200, api.make_response(request, answer))

@@ -1,4 +1,4 @@
-"""Record how many things a test tried and lost, for `make proof`. Tests call `record` when they have passed; otherwise it does nothing."""
+"""Record how many things a test tried and lost, for `make proof`. Tests call `record` at their end; without `make proof` it does nothing."""
 
 from __future__ import annotations
 

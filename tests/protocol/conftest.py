@@ -25,6 +25,7 @@ NewAsyncSandbox = Callable[..., Awaitable[AsyncSandbox]]
 DataPlane = Callable[..., httpx.Client]
 
 pytest_configure = configure
+pytest.register_assert_rewrite("tests.protocol.docker_stack")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -16,10 +16,9 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from ipaddress import IPv4Address
 from pathlib import Path
-from socketserver import TCPServer
 
 import dns.message
 import dns.rdatatype
@@ -29,14 +28,9 @@ from sandyard.engine.certificates.authority import Authority
 from sandyard.engine.drivers.machine.net import links
 from sandyard.engine.drivers.machine.net.netlink import Netlink
 from sandyard.engine.drivers.machine.net.syscalls import create_network_namespace, enter_network_namespace
+from tests.harness.http_server import HttpServer
 
 API, OTHER = "api.outside.test", "other.outside.test"
-
-
-class _Server(ThreadingHTTPServer):
-    def server_bind(self) -> None:
-        """Skip the reverse lookup of the base class: nothing answers it, and the timeout takes ten seconds."""
-        TCPServer.server_bind(self)
 
 
 class FakeInternet:
@@ -48,7 +42,7 @@ class FakeInternet:
         self.seen: list[tuple[str, str, dict[str, str]]] = []
         self.queried: list[str] = []
         self._link_name = f"sdt{secrets.token_hex(4)}"
-        self._servers: list[ThreadingHTTPServer] = []
+        self._servers: list[HttpServer] = []
         self._dns_socket: socket.socket | None = None
         self._run_in_namespace(self._create_namespace)
         authority = Authority.load(folder / "outside-ca")
@@ -66,8 +60,7 @@ class FakeInternet:
 
     def close(self) -> None:
         for server in self._servers:
-            server.shutdown()
-            server.server_close()
+            server.stop()
         if self._dns_socket is not None:
             self._dns_socket.close()
         os.close(self._namespace)  # the last reference: the kernel removes the namespace and the veth pair
@@ -135,11 +128,11 @@ class FakeInternet:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        server = _Server((self.address, port), Handler)
+        server = HttpServer((self.address, port), Handler)
         if tls is not None:
             server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         self._servers.append(server)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        server.start()
 
     def _answer_queries(self, dns_socket: socket.socket) -> None:
         with contextlib.suppress(OSError):

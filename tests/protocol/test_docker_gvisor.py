@@ -11,14 +11,32 @@ from e2b import CommandExitException, Sandbox
 from sandyard.engine.drivers.gvisor.runsc import Runsc
 from sandyard.kit.errors import UnsupportedError
 from tests.harness.engine import Engine
-from tests.protocol import test_docker as containers
 from tests.protocol.conftest import NewSandbox
-from tests.protocol.test_docker import DOWNLOAD, IMAGE, STACK, retry, run
+from tests.protocol.docker_stack import (
+    DOWNLOAD,
+    IMAGE,
+    STACK,
+    create_stack,
+    retry,
+    root_only,
+    run,
+    test_a_compose_stack_runs_and_its_ports_are_ports_of_the_sandbox,
+    test_containers_continue_after_a_pause,
+    test_containers_share_files_and_ids_with_the_sandbox,
+    test_testcontainers_works,
+)
+
+__all__ = [
+    "test_a_compose_stack_runs_and_its_ports_are_ports_of_the_sandbox",
+    "test_containers_continue_after_a_pause",
+    "test_containers_share_files_and_ids_with_the_sandbox",
+    "test_testcontainers_works",
+]
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    containers.root_only,
+    root_only,
 ]
 
 LEVEL = {"sandyard.isolation": "gvisor"}
@@ -39,15 +57,7 @@ def stack(engine: Engine) -> Iterator[Sandbox]:
         Runsc.find()
     except UnsupportedError as error:
         pytest.skip(error.message)
-    yield from containers.create_stack(engine, LEVEL)
-
-
-test_a_compose_stack_runs_and_its_ports_are_ports_of_the_sandbox = (
-    containers.test_a_compose_stack_runs_and_its_ports_are_ports_of_the_sandbox
-)
-test_containers_share_files_and_ids_with_the_sandbox = containers.test_containers_share_files_and_ids_with_the_sandbox
-test_testcontainers_works = containers.test_testcontainers_works
-test_containers_continue_after_a_pause = containers.test_containers_continue_after_a_pause
+    yield from create_stack(engine, LEVEL)
 
 
 def test_health_checks_and_exec(stack: Sandbox) -> None:

@@ -28,7 +28,7 @@ FOLDER = Path(__file__).parent / "js"
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A fake Docker Hub that serves the same small image under every name."""
     layout = Layout(tmp_path_factory.mktemp("hub"))
-    manifest = layout.image([rootfs()], {"Env": ["PATH=/bin", "OF_IMAGE=yes"]})["digest"]
+    manifest = layout.add_image([rootfs()], {"Env": ["PATH=/bin", "OF_IMAGE=yes"]})["digest"]
 
     def serve_image(request: ReceivedRequest) -> Reply:
         kind, _, name = urlsplit(request.path).path.rpartition("/")

@@ -37,14 +37,14 @@ def layout(engine: Engine) -> Layout:
         rootfs(*tools, folder("srv", uid=1000, gid=1000), entry("srv/gone"), entry("srv/kept", "kept")),
         deletion_layer,
     ]
-    other = {**created.image(layers, architecture="sparc"), "platform": {"os": "linux", "architecture": "sparc"}}
-    created.tag(created.index([other, created.image(layers, SETTINGS)]), "busybox")
+    other = {**created.add_image(layers, architecture="sparc"), "platform": {"os": "linux", "architecture": "sparc"}}
+    created.tag(created.add_index([other, created.add_image(layers, SETTINGS)]), "busybox")
     tree = engine.layouts / "debian"
     tiny.build(tree)
     archive = engine.layouts / "debian.tar"
     with tarfile.open(archive, "w") as file:
         file.add(tree, ".")
-    created.tag(created.image([archive.read_bytes()]), "debian")
+    created.tag(created.add_image([archive.read_bytes()]), "debian")
     return created
 
 

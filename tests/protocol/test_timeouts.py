@@ -14,15 +14,15 @@ from .conftest import NewSandbox
 from .waiting import until
 
 
-def time_left(sandbox: Sandbox) -> timedelta:
+def get_time_left(sandbox: Sandbox) -> timedelta:
     return sandbox.get_info().end_at - datetime.now(UTC)
 
 
 def test_set_timeout_counts_from_now(sandbox: Sandbox) -> None:
     sandbox.set_timeout(1000)
-    assert time_left(sandbox) == pytest.approx(timedelta(seconds=1000), abs=timedelta(seconds=5))
+    assert get_time_left(sandbox) == pytest.approx(timedelta(seconds=1000), abs=timedelta(seconds=5))
     sandbox.set_timeout(50)
-    assert time_left(sandbox) == pytest.approx(timedelta(seconds=50), abs=timedelta(seconds=5))
+    assert get_time_left(sandbox) == pytest.approx(timedelta(seconds=50), abs=timedelta(seconds=5))
 
 
 def test_set_timeout_to_zero_ends_the_sandbox(sandbox: Sandbox) -> None:

@@ -14,7 +14,7 @@ from tests.acceptance.project_client import ForgeProject, create_forge_project
 from tests.forge import GitHub
 from tests.harness.platform import Platform, ok, until
 from tests.web.api import Api
-from tests.web.browser import confirm, expect_accessible, expect_fitting_width, open_tab
+from tests.web.browser import PHONE, confirm, expect_accessible, expect_fitting_width, open_tab
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -151,6 +151,9 @@ def test_on_a_phone_a_tap_on_a_line_opens_a_comment(phone: Page, task_in_review:
     phone.goto(f"/tasks/{task_in_review}?tab=changes")
     button = phone.get_by_role("button", name="Comment on line 2", exact=True).first
     expect(button.locator("svg")).to_be_visible(timeout=SLOW_MS)  # without hovering
+    push = phone.get_by_role("button", name="Push", exact=True).bounding_box()
+    assert push
+    assert push["x"] + push["width"] > PHONE["width"] * 0.8, "the buttons are at the end of their line"
     box = button.bounding_box()
     assert box
     assert min(box["width"], box["height"]) >= MIN_TAP_PX, box
@@ -164,6 +167,11 @@ def test_on_a_phone_a_tap_on_a_line_opens_a_comment(phone: Page, task_in_review:
     assert box
     assert box["height"] < MAX_ONE_LINE_PX, "the number must fit on one line"
     expect_fitting_width(phone)
+    open_tab(phone, "sandbox")
+    tabs = phone.get_by_role("tablist")
+    end = tabs.evaluate("list => list.scrollWidth - list.clientWidth")
+    assert end > 0
+    expect(tabs).to_have_js_property("scrollLeft", end)  # the last tab is not below the fading edge
 
 
 @pytest.mark.slow  # the test of comments on a task runs always

@@ -156,6 +156,7 @@ def test_a_permission_request_is_answered_in_the_conversation(page: Page, api: A
     ask.get_by_role("button", name="Reject", exact=True).click()
     ask.get_by_role("button", name="Deny without a message").click()
     expect(_agent_message(page, "Refused: ")).to_be_visible()
+    expect(_conversation(page).get_by_text("Ended, permission denied")).to_be_visible()
     _wait_until_idle(api, session)
     assert "burnt-it" not in _read_messages(api, session, "agent")
 
@@ -343,18 +344,6 @@ def test_the_end_stays_visible_while_the_message_box_grows(page: Page, api: Api,
     expect(end).to_be_in_viewport(ratio=1)
     _message_box(page).fill("a line\n" * 9)
     expect(end).to_be_in_viewport(ratio=1)
-
-
-def test_a_turn_in_which_permission_was_denied_is_not_shown_as_done(page: Page, api: Api, session: str) -> None:
-    page.goto(f"/sessions/{session}?tab=conversation")
-    page.get_by_role("combobox", name="Mode").click()
-    page.get_by_role("option", name="Ask", exact=True).click()
-    _send(page, "create NO.md: no")
-    ask = page.get_by_test_id("ask")
-    ask.get_by_role("button", name="Reject", exact=True).click()
-    ask.get_by_role("button", name="Deny").click()
-    _wait_until_idle(api, session)
-    expect(_conversation(page).get_by_text("Ended, permission denied")).to_be_visible()
 
 
 def test_closing_a_dialog_returns_the_focus_to_the_menu_it_was_opened_from(page: Page, session: str) -> None:

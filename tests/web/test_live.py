@@ -109,7 +109,7 @@ def test_a_question_is_announced_and_listed_in_the_inbox(page: Page, api: Api) -
     toast = page.locator("[data-sonner-toast]", has_text="An agent needs you: Needs an answer")
     expect(toast).to_be_visible(timeout=SLOW_MS)
     expect(page).to_have_title(re.compile(r"^\(\d+\) "))
-    bell = page.get_by_role("button", name="Inbox: 0 unread, 1 waiting for an answer")
+    bell = page.get_by_role("button", name="Inbox 1: 0 unread, 1 waiting for an answer")
     panel, question = page.get_by_role("dialog", name="Inbox"), re.compile("Needs an answer.*Which colour")
     bell.click()
     panel.get_by_role("link", name=question).click()
@@ -136,7 +136,7 @@ def test_on_a_phone_a_toast_leaves_the_navigation_free_and_closes_when_answered_
     toast = phone.locator("[data-sonner-toast]", has_text="An agent needs you: Asks the phone")
     expect(toast).to_be_visible(timeout=SLOW_MS)
     bar = phone.get_by_role("navigation", name="Main navigation").last
-    inbox = bar.get_by_role("button", name="Inbox: 0 unread, 1 waiting for an answer")
+    inbox = bar.get_by_role("button", name="Inbox 1: 0 unread, 1 waiting for an answer")
     expect(inbox).to_have_text(re.compile("^Inbox"))
     toast_box, bar_box = toast.bounding_box(), bar.bounding_box()
     assert toast_box

@@ -4,15 +4,15 @@ platform's cookie and can overwrite it. Neither gives it access, nor signs anybo
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.harness.http_server import HttpServer
 from tests.harness.platform import Platform, ok, sign_in
 from tests.web.api import Api
 
@@ -36,7 +36,7 @@ READ = """async url => {
 }"""
 
 
-class OtherPort(ThreadingHTTPServer):
+class OtherPort(HttpServer):
     """A program on another port of the same host. It records the cookies it gets, and sets the cookie in `?set=`."""
 
     cookies: list[str]
@@ -64,11 +64,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def other_port() -> Iterator[OtherPort]:
-    with OtherPort(("127.0.0.1", 0), _Handler) as server:
-        server.cookies = []
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield server
-        server.shutdown()
+    server = OtherPort(("127.0.0.1", 0), _Handler)
+    server.cookies = []
+    server.start()
+    yield server
+    server.stop()
 
 
 def test_a_page_on_another_port_gets_the_cookie_but_no_access(

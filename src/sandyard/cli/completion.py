@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
@@ -10,6 +11,8 @@ from click.shell_completion import CompletionItem, get_completion_class
 from sandyard.cli.output import echo
 
 TIMEOUT_SECONDS = 1.5
+SAFE_VALUE = re.compile(r"(?!-)[\w@%+=:,./ -]*")
+"""Values that a shell takes literally. bash inserts completions unquoted, and others have chosen the names."""
 INSTALL_HINTS = {
     "bash": '# in ~/.bashrc:  eval "$(sandyard completion bash)"',
     "zsh": '# in ~/.zshrc:  eval "$(sandyard completion zsh)"',
@@ -117,7 +120,9 @@ def _complete_from_api(path: str, incomplete: str, describe: Any, *, field: str 
         return [
             CompletionItem(str(item[field]), help=escape(describe(item)))
             for item in items
-            if item[field] is not None and str(item[field]).startswith(incomplete)
+            if item[field] is not None
+            and str(item[field]).startswith(incomplete)
+            and SAFE_VALUE.fullmatch(str(item[field]))
         ]
     except (SandyardError, OSError, KeyError, TypeError, AttributeError):
         return []

@@ -15,6 +15,7 @@ from sandyard.cli.up.data_directory import DataDirectory
 from sandyard.kit.errors import SandyardError
 
 if TYPE_CHECKING:
+    from sandyard.platform.db.database import Database
     from sandyard.platform.settings import PlatformSettings
 
 TIMEOUT_SECONDS = 2.0
@@ -99,6 +100,7 @@ def _check_engine_url(url: str, key: str) -> Finding:
 
 
 def check_database(settings: PlatformSettings) -> Finding:
+    """Check that the database responds, or that its file can be used. Creates nothing. A plain path needs no database library."""
     scheme, _, path = settings.database.partition(":///")
     is_plain_path = scheme == "sqlite" and path.startswith("/") and "?" not in path
     return (
@@ -131,10 +133,7 @@ def _check_database_server(url: str) -> Finding:
     return Finding(name, True, f"{shown_url} responds")
 
 
-async def _ping_database(database: object) -> None:
-    from sandyard.platform.db.database import Database  # noqa: PLC0415 - slow to load
-
-    assert isinstance(database, Database)
+async def _ping_database(database: Database) -> None:
     await database.open()
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):

@@ -11,16 +11,16 @@ from sandyard.cli.service import Service, install, render_unit, sign, uninstall
 from sandyard.kit.settings import get_default_data_dir
 
 HOST = Service(
-    "sandyard-host",
-    "host",
-    "Sandyard: sandboxes of an engine on another machine",
-    "host ",
-    """\
+    name="sandyard-host",
+    settings_name="host",
+    description="Sandyard: sandboxes of an engine on another machine",
+    command_prefix="host ",
+    example_settings="""\
 #SANDYARD_LAN=deny
 #SANDYARD_MEMORY_RESERVE_MB=512
 """,
-    "network-online.target",
-    """\
+    after="network-online.target",
+    timeouts="""\
 # Calls of the engine that are in progress are ended.
 TimeoutStopSec=1min""",
 )

@@ -240,7 +240,7 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def use_colour() -> bool:
+def wants_colour() -> bool:
     """Return whether to use colours: on a terminal without NO_COLOR (no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 

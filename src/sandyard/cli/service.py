@@ -57,16 +57,16 @@ _PLAIN_ARGUMENT = re.compile(r"[A-Za-z0-9@+=:,./_-]+")
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A service that commands of ours install and remove."""
+    """A service of systemd that a command of `sandyard` installs and another one removes."""
 
     name: str  # of the unit, without `.service`
     settings_name: str  # of the file with its settings
     description: str
-    command: str  # of `sandyard`: `<command>install-service` and `<command>uninstall-service`
-    example_settings: str
+    command_prefix: str  # the commands are `sandyard <prefix>install-service` and `sandyard <prefix>uninstall-service`
+    example_settings: str  # lines of a new file of settings
     after: str  # units that are started first
     timeouts: str  # lines of the unit
-    log: str = ""  # what its log has at the first start
+    log_note: str = ""  # what its log contains besides, for the message of the installation
 
     @property
     def unit(self) -> Path:
@@ -78,14 +78,14 @@ class Service:
 
 
 UP = Service(
-    "sandyard",
-    "settings",
-    "Sandyard: sandboxes for coding agents",
-    "",
-    ENVIRONMENT,
-    "network-online.target postgresql.service",
-    UP_TIMEOUTS,
-    ", with the administrator's token at the first start",
+    name="sandyard",
+    settings_name="settings",
+    description="Sandyard: sandboxes for coding agents",
+    command_prefix="",
+    example_settings=ENVIRONMENT,
+    after="network-online.target postgresql.service",
+    timeouts=UP_TIMEOUTS,
+    log_note=", with the administrator's token at the first start",
 )
 
 
@@ -139,7 +139,8 @@ def install(service: Service, text: str, *, force: bool, now: bool) -> None:
     _check_root("install")
     if service.unit.exists() and not force and not is_unchanged(service.unit.read_text()):
         raise CommandError(
-            f"{service.unit} was changed, or was not written by this command. Compare it with `sandyard {service.command}install-service "
+            f"{service.unit} was changed, or was not written by this command. Compare it with "
+            f"`sandyard {service.command_prefix}install-service "
             f"--print`, and put your changes into a drop-in (systemctl edit {service.name}). --force replaces it."
         )
     write_file(service.unit, text, 0o644)
@@ -154,7 +155,7 @@ def install(service: Service, text: str, *, force: bool, now: bool) -> None:
         return
     _run_systemctl("daemon-reload")
     _run_systemctl("enable", service.unit.name)
-    log = f"Its log{service.log}: journalctl -u {service.name}"
+    log = f"Its log{service.log_note}: journalctl -u {service.name}"
     if now:
         _run_systemctl("restart", service.unit.name)
         echo(f"The service is running. {log}")
@@ -169,7 +170,7 @@ def uninstall(service: Service, *, force: bool) -> None:
         raise CommandError(f"There is no {service.unit}.")
     if not force and not is_unchanged(service.unit.read_text()):
         raise CommandError(
-            f"{service.unit} was changed, or was not written by `sandyard {service.command}install-service`. --force removes it."
+            f"{service.unit} was changed, or was not written by `sandyard {service.command_prefix}install-service`. --force removes it."
         )
     if SYSTEMD_FOLDER.is_dir():
         _run_systemctl("disable", "--now", service.unit.name)
@@ -237,7 +238,7 @@ def quote_argument(text: str) -> str:
 
 def sign(unit: str, service: Service = UP) -> str:
     """Add the line by which `is_unchanged` recognizes the unit."""
-    written = f"# Written by `sandyard {service.command}install-service`."
+    written = f"# Written by `sandyard {service.command_prefix}install-service`."
     return f"{written} Put changes into a drop-in: systemctl edit {service.name}\n{CHECKSUM}{_digest(unit)}\n{unit}"
 
 

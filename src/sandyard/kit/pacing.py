@@ -229,7 +229,7 @@ def set_turn_owner(owner: str) -> None:
 
 
 @contextlib.contextmanager
-def turns_for(owner: str) -> Iterator[None]:
+def count_turns_for(owner: str) -> Iterator[None]:
     """Count the turns in this block, and in tasks started in it, for this owner: the id of a user or of a sandbox."""
     before = _OWNER.set(owner)
     try:
@@ -241,7 +241,7 @@ def turns_for(owner: str) -> Iterator[None]:
 async def take_turn(kind: str = "other") -> None:
     """Call before forwarding a piece of a stream. Returns immediately unless very many pieces are being forwarded.
 
-    Owners (see `turns_for`) share the turns equally, however many each of them asks for. Work without an owner is counted by its kind.
+    Owners (see `count_turns_for`) share the turns equally, however many each of them asks for. Work without an owner is counted by its kind.
     """
     await _LIMITERS.setdefault(asyncio.get_running_loop(), ForwardingLimiter()).wait_for_turn(_OWNER.get() or kind)
 

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 
 PYTHON = sys.executable
 SAFE_FOLDER = "/"
-"""The working directory of processes that do not need the caller's. Only root can create files there."""
+"""The working directory for processes that do not need the caller's. Only root can create files there."""
 
 
 def make_python_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module as a program. Start it with `make_python_environment()`, and in `SAFE_FOLDER` where paths allow
-    it."""
+    """Return the command that runs a module as a program. Start it with `make_python_environment()`, and in `SAFE_FOLDER` unless its
+    arguments are relative paths."""
     return [PYTHON, "-P", "-m", module, *arguments]
 
 
@@ -27,7 +27,7 @@ def make_bare_python_command(*arguments: str) -> list[str]:
 
 
 def make_python_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return `environ` (default: this process's), changed so that Python ignores the working directory."""
+    """Return `environ`, by default that of this process, changed so that Python does not search the working directory for modules."""
     changed = dict(os.environ if environ is None else environ)
     changed["PYTHONSAFEPATH"] = "1"
     folders = [folder for folder in changed.pop("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(folder)]  # noqa: PTH117 - a string

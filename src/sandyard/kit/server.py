@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections import deque
 from collections.abc import Iterator, MutableMapping
 from typing import Any, Protocol
@@ -33,6 +34,10 @@ STREAM_SILENCE_SECONDS = 600.0
 """How long a streaming body may pause (`allow_slow_body`)."""
 UNAUTHENTICATED_IDLE_SECONDS = 15
 """How long an idle unauthenticated connection is kept. Authenticated ones are kept for the server's keep-alive time."""
+DATE_SECONDS = 1.0
+"""How often to update the Date header."""
+CLOSING_SECONDS = 0.005
+"""How often to check whether all connections of a stopping server are closed."""
 RETRY_SECONDS = 5
 """The Retry-After sent to clients that are refused for lack of connections."""
 AUTHENTICATED = "sandyard.authenticated"
@@ -62,11 +67,48 @@ class Handshake(Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its own signal handling, which would end the process before the application is closed."""
+    """uvicorn without its own signal handling, which would end the process before the application is closed, and that stops at once: uvicorn
+    looks ten times a second whether it should exit, and then sleeps for another tenth."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        self._exiting = asyncio.Event()
+        super().__init__(config)
+
+    @property
+    def should_exit(self) -> bool:
+        """Set this to True in the event loop of the server to stop it."""
+        return self._exiting.is_set()
+
+    @should_exit.setter
+    def should_exit(self, value: bool) -> None:
+        if value:
+            self._exiting.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # updates the Date header
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DATE_SECONDS):
+                    await self._exiting.wait()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept no more connections, close idle ones, and wait for the requests in progress, at most as long as the configuration says."""
+        for server in self.servers:
+            server.close()
+        for listener in sockets or []:
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        try:
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
+                while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110 - uvicorn's sets, which tell nobody
+                    await asyncio.sleep(CLOSING_SECONDS)
+        except TimeoutError:
+            for task in self.server_state.tasks:
+                task.cancel("The server stops.")
 
 
 class _Flow(FlowControl):

@@ -39,7 +39,8 @@ class VaultError(SandyardError):
 
 
 RETIRE_AFTER_S = 24 * 3600
-"""How long an old key stays in the file after a rotation: a backup copies the database first and then the file."""
+"""How long an old key stays in the file after a rotation. A backup copies the database before the key file, so the file must still have
+the keys of values that were encrypted again in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +100,12 @@ class Vault:
         return stored[1 : 1 + _ID_SIZE] == self._load_keys()[0].id
 
     def derive(self, purpose: str) -> bytes:
-        """Return a key for another purpose. The same for one purpose until the next rotation. The vault's own key cannot be
-        computed from it."""
+        """Return a key for another purpose. It stays the same until the next rotation. The vault's own key cannot be computed
+        from it."""
         return self.derive_all(purpose)[0]
 
     def derive_all(self, purpose: str) -> Sequence[bytes]:
-        """Return what `derive` returns and has returned with older keys that are still in the file."""
+        """Return the keys that `derive` returns now and returned before, as far as the file still has their keys. Newest first."""
         return [hmac.new(key.derivation, purpose.encode(), "sha256").digest() for key in self._load_keys()]
 
     # Rotation -------------------------------------------------------------------------------------------------------------
@@ -165,7 +166,7 @@ class Vault:
     def _get_stamp(self) -> tuple[int, int] | None:
         try:
             status = self._path.stat()
-        except OSError:  # it is read, and then reported; if it was read before, these keys are used
+        except OSError:  # keys in memory stay in use; without them, reading the file reports the error
             return None
         return status.st_ino, status.st_mtime_ns
 

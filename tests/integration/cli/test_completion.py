@@ -42,6 +42,14 @@ def test_projects_and_pull_requests_are_completed(server: Server) -> None:
     assert complete("git", "p") == ["push"]
 
 
+def test_names_that_a_shell_would_interpret_are_not_completed(server: Server) -> None:
+    """bash inserts a completion into the command line as it is, and other users have chosen the name."""
+    names = ("web$(id)", "web`id`", "web;id", "web|id", "web\nplain,x;id", "web>x", "web'", "web 2")
+    items = [{"id": f"prj_{number}", "name": name, "repository": None} for number, name in enumerate(names)]
+    server.on("GET", "/projects", Reply(200, {"items": items, "nextCursor": None}))
+    assert complete("project", "show", "web") == ["web 2"]
+
+
 def test_tasks_schedules_and_agents_are_completed(server: Server) -> None:
     tasks = {"items": [{"id": "tsk_1", "title": "Mend", "status": "backlog"}], "nextCursor": None}
     schedules = {"items": [{"id": "sch_1", "name": "nightly", "cron": "0 3 * * *"}], "nextCursor": None}

@@ -87,7 +87,7 @@ def test_a_bundle_has_the_facts_and_no_secrets(installation: Installation, tmp_p
         for text in (f"https://me:{plant('password in a URL')}@git.example", f"Bearer {plant('bearer token')}")
     ]
     by_pattern_only = {"password in a URL", "bearer token", "administrator's token"}
-    lines += [form.decode() for form, name in scanner._forms.items() if name.partition(",")[0] not in by_pattern_only]
+    lines += [form.decode() for form, name in scanner.forms.items() if name.partition(",")[0] not in by_pattern_only]
     lines += [f"admin token: {installation.token}", f"sent {installation.token}"]
     lines += [f'time info started api_key="{plant("key in a log")}" port=8700', "last line of the log"]
     log.write_text("\n".join(lines))

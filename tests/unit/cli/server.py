@@ -4,13 +4,14 @@ on demand. Everything else is tested with the real server, by the tests that use
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.harness.http_server import serve_http
 
 
 @dataclass
@@ -111,17 +112,6 @@ def serving() -> Iterator[Server]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    class QuietServer(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            """Ignore clients that disconnect during a stream."""
-
-    server = QuietServer(("127.0.0.1", 0), Handler)
-    scripted.url = f"http://127.0.0.1:{server.server_address[1]}"
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
+    with serve_http(Handler) as server:
+        scripted.url = f"http://127.0.0.1:{server.server_port}"
         yield scripted
-    finally:
-        server.shutdown()
-        server.server_close()

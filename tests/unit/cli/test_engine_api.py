@@ -60,7 +60,7 @@ def test_sends_its_key_only_to_a_server_of_the_same_user(data: DataDirectory, mo
         found = EngineAddress.find(None, "")
         with open_client(found) as client:
             assert client.headers["X-API-Key"] == key
-            assert not client._mounts, "no proxy"
+            assert not client.trust_env, "the variables of proxies are ignored"
         monkeypatch.setattr(engine_api, "list_listener_owners", lambda _: {os.geteuid(), 12345})
         with pytest.raises(ForbiddenError, match="Another user"), open_client(found):
             pass

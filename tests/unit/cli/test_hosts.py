@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from sandyard.cli.main import cli
+from tests.harness.http_server import serve_http
 
 HOST: dict[str, Any] = {
     "hostID": "host-1",
@@ -58,13 +58,8 @@ class _HostsHandler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _HostsHandler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serve_http(_HostsHandler) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 def test_list_says_where_hosts_come_from_and_what_is_wrong_there(url: str) -> None:

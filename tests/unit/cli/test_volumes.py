@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 from click.testing import CliRunner, Result
 
 from sandyard.cli.main import cli
+from tests.harness.http_server import serve_http
 
 
 class _VolumeHandler(BaseHTTPRequestHandler):
@@ -45,13 +45,8 @@ class _VolumeHandler(BaseHTTPRequestHandler):
 @pytest.fixture
 def url() -> Iterator[str]:
     _VolumeHandler.volumes = {"v1": "data", "v2": "used", "v3": "more"}
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _VolumeHandler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serve_http(_VolumeHandler) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 def run(url: str, *words: str, key: str = "right") -> Result:

@@ -89,6 +89,7 @@ async def test_the_hosts_file_localhost_and_addresses_need_no_name_server(
 
 
 @pytest.mark.parametrize("host", ["", "a..b", "x" * 64 + ".example", "\ud800.example", "-" * 300])
-async def test_invalid_names_are_errors(name_server: None, host: str) -> None:
+async def test_invalid_names_are_errors(name_server: None, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dns_lookup, "LOOKUP_SECONDS", 0.05)
     with pytest.raises(OSError, match="could not be resolved"):
         await look_up(host)

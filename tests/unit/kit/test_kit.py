@@ -134,7 +134,8 @@ async def test_failures_reach_the_caller_or_the_log(caplog: pytest.LogCaptureFix
     assert {record.message for record in caplog.records} == {"task_failed", "task_crashed"}
 
 
-async def test_cancel_is_repeated_until_a_task_ends() -> None:
+async def test_cancel_is_repeated_until_a_task_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandyard.kit.tasks.RECANCEL_S", 0.01)
     tasks = TaskSet("t")
 
     async def ignore_cancellation() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sandyard.kit import pacing
-from sandyard.kit.pacing import PARTS, PIECES, PacedInput, set_turn_owner, take_turn, turns_for
+from sandyard.kit.pacing import PARTS, PIECES, PacedInput, count_turns_for, set_turn_owner, take_turn
 
 
 class FakeTransport(asyncio.Transport):
@@ -149,7 +149,7 @@ class Periods:
 
     def open(self, owner: str, connections: int = 1) -> None:
         """Open connections of the owner that forward their next piece as soon as they have forwarded one."""
-        with turns_for(owner):
+        with count_turns_for(owner):
             self.tasks += [asyncio.ensure_future(self._forward(owner)) for _ in range(connections)]
 
     async def _forward(self, owner: str) -> None:
@@ -190,7 +190,7 @@ async def test_turns_that_an_owner_does_not_use_are_used_by_others(monkeypatch: 
     periods.open("greedy", 120)
     total = 0
     for _ in range(10):
-        with turns_for("modest"):
+        with count_turns_for("modest"):
             turn = asyncio.ensure_future(take_turn())
         total += (await periods.end())["greedy"]
         await asyncio.sleep(0)
@@ -233,7 +233,7 @@ async def test_tasks_count_for_the_owner_of_the_task_that_started_them(monkeypat
 
     async def request() -> None:
         set_turn_owner("someone")
-        with turns_for("sandbox"):
+        with count_turns_for("sandbox"):
             await asyncio.ensure_future(take_turn("git"))
         await take_turn()
 

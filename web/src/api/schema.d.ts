@@ -4505,6 +4505,13 @@ export interface components {
              * @enum {string}
              */
             commitMessages: "conventional" | "any";
+            /**
+             * Cifiles
+             * @description Commits that change what continuous integration runs, such as `.github/workflows`. The forge runs these files with the repository's secrets as soon as they are pushed. refuse: such commits are not pushed.
+             * @default refuse
+             * @enum {string}
+             */
+            ciFiles: "refuse" | "allow";
         };
         /** Health */
         Health: {

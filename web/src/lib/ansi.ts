@@ -59,14 +59,14 @@ export function styleAfter(raw: string, before: AnsiStyle): AnsiStyle {
 /** Split a line into pieces of one style. Their texts join to `strip(raw)`. */
 export function spans(raw: string, before: AnsiStyle): Span[] {
   if (!CONTROL.test(raw)) return raw ? [{ text: raw, look: before }] : [];
-  const made: Span[] = [];
+  const pieces: Span[] = [];
   let look = before;
   let at = 0;
   const add = (text: string) => {
-    const last = made[made.length - 1];
+    const last = pieces[pieces.length - 1];
     if (!text) return;
     if (last && last.look === look) last.text += text;
-    else made.push({ text, look });
+    else pieces.push({ text, look });
   };
   for (const match of raw.matchAll(SEQUENCE)) {
     add(raw.slice(at, match.index));
@@ -74,7 +74,7 @@ export function spans(raw: string, before: AnsiStyle): Span[] {
     if (match[1] !== undefined) look = applyCodes(look, match[1]);
   }
   add(raw.slice(at));
-  return made;
+  return pieces;
 }
 
 function applyCodes(before: AnsiStyle, codes: string): AnsiStyle {

@@ -37,7 +37,7 @@ export async function highlight(text: string, language: string): Promise<Token[]
 }
 
 function lines(root: Node): Token[][] {
-  const made: Token[][] = [[]];
+  const lines: Token[][] = [[]];
   const walk = (node: Node | string, kind: string) => {
     if (typeof node !== "string") {
       const own = node.scope ? (node.scope.split(".")[0] as string) : kind;
@@ -45,10 +45,10 @@ function lines(root: Node): Token[][] {
       return;
     }
     node.split("\n").forEach((piece, index) => {
-      if (index) made.push([]);
-      if (piece) made[made.length - 1]?.push([kind, piece]);
+      if (index) lines.push([]);
+      if (piece) lines[lines.length - 1]?.push([kind, piece]);
     });
   };
   walk(root, "");
-  return made;
+  return lines;
 }

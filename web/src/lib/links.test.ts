@@ -1,5 +1,5 @@
 import { expect, test, vi } from "vitest";
-import { safeHref } from "./links";
+import { sanitizeHref } from "./links";
 
 vi.stubGlobal("location", { origin: "http://localhost" });
 
@@ -9,7 +9,7 @@ test.each([
   ["mailto:a@example.org", "mailto:a@example.org"],
   ["/help?tab=agents", "http://localhost/help?tab=agents"],
 ])("%s can be opened", (href, opened) => {
-  expect(safeHref(href)).toBe(opened);
+  expect(sanitizeHref(href)).toBe(opened);
 });
 
 test.each([
@@ -26,5 +26,5 @@ test.each([
   "",
   undefined,
 ])("%j cannot", (href) => {
-  expect(safeHref(href)).toBeUndefined();
+  expect(sanitizeHref(href)).toBeUndefined();
 });

@@ -1,5 +1,5 @@
 /** Return the absolute URL if it is safe to open, because agents write links too: only http, https and mailto. */
-export function safeHref(href: string | undefined): string | undefined {
+export function sanitizeHref(href: string | undefined): string | undefined {
   if (!href) return undefined;
   try {
     const url = new URL(href, location.origin);

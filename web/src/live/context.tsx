@@ -12,12 +12,12 @@ export function LiveProvider({ children }: { children: ReactNode }) {
   const client = useQueryClient();
   const [feed, setFeed] = useState<Feed | null>(null);
   useEffect(() => {
-    const made = new Feed(client.getQueryData(meQuery.queryKey)?.lastEvent ?? 0); // read before all other queries
+    const created = new Feed(client.getQueryData(meQuery.queryKey)?.lastEvent ?? 0); // read before all other queries
     const refresher = new Refresher(client);
-    made.listen({ event: (event) => refresher.handleEvent(event), reset: () => refresher.reset() });
-    made.start();
-    setFeed(made);
-    return () => made.stop();
+    created.listen({ event: (event) => refresher.handleEvent(event), reset: () => refresher.reset() });
+    created.start();
+    setFeed(created);
+    return () => created.stop();
   }, [client]);
   return <FeedContext value={feed}>{children}</FeedContext>;
 }

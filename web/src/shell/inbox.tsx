@@ -26,7 +26,9 @@ export function Inbox({ small = false }: { small?: boolean }) {
   const isListed = (notice: Notice) => asks.some((ask) => ask.id === notice.askId);
   const notices = known.notices.filter((notice) => !isListed(notice));
   const unread = known.unread.filter((notice) => !isListed(notice));
-  const label = `Inbox: ${unread.length} unread, ${asks.length} waiting for an answer`;
+  const count = unread.length + asks.length;
+  // the visible text and what it counts: people who speak to their computer say what they see
+  const label = `${count ? `Inbox ${count}` : "Inbox"}: ${unread.length} unread, ${asks.length} waiting for an answer`;
   return (
     <Popover
       label="Inbox"
@@ -46,15 +48,15 @@ export function Inbox({ small = false }: { small?: boolean }) {
           )}
         >
           <Bell className={small ? "size-5" : "size-4"} aria-hidden />
-          {small && "Inbox"}
-          {unread.length + asks.length > 0 && (
+          {small && "Inbox "}
+          {count > 0 && (
             <span
               className={clsx(
                 "absolute top-0 grid h-4 min-w-4 place-items-center rounded-full bg-accent px-1 text-2xs font-semibold text-on-accent tabular-nums",
                 small ? "left-1/2 ml-1" : "right-0",
               )}
             >
-              {unread.length + asks.length}
+              {count}
             </span>
           )}
         </button>

@@ -36,7 +36,7 @@ export function noticeOf(event: PlatformEvent): Notice | null {
     origin?: string;
     askId?: string;
   };
-  const made = (kind: NoticeKind, title: string, detail = "", more: Partial<Notice> = {}): Notice => ({
+  const makeNotice = (kind: NoticeKind, title: string, detail = "", more: Partial<Notice> = {}): Notice => ({
     seq: event.seq,
     at: event.at,
     kind,
@@ -49,27 +49,27 @@ export function noticeOf(event: PlatformEvent): Notice | null {
   const isTest = data.origin === "test"; // a test of an agent: its result is shown where the test was started
   switch (event.kind) {
     case "ask.created":
-      return made("needsYou", "An agent needs you", data.title ?? "", { askId: data.askId });
+      return makeNotice("needsYou", "An agent needs you", data.title ?? "", { askId: data.askId });
     case "turn.stuck":
-      return made("needsYou", "An agent may be stuck");
+      return makeNotice("needsYou", "An agent may be stuck");
     case "task.moved":
       if (data.from === data.to) return null;
-      if (data.to === "in_review") return made("finished", "Ready for review", "", { subject: data.title });
+      if (data.to === "in_review") return makeNotice("finished", "Ready for review", "", { subject: data.title });
       return null;
     case "task.not_started":
-      return made("failed", "A task was not started", data.reason ?? "", { subject: data.title });
+      return makeNotice("failed", "A task was not started", data.reason ?? "", { subject: data.title });
     case "attempt.failed":
       if (data.code === "cancelled") return null; // stopped by a person
-      return made("failed", data.code === "over_budget" ? OVER_BUDGET : "An attempt failed", data.error ?? "");
+      return makeNotice("failed", data.code === "over_budget" ? OVER_BUDGET : "An attempt failed", data.error ?? "");
     case "attempt.ready":
-      return made("finished", "An attempt is ready for review");
+      return makeNotice("finished", "An attempt is ready for review");
     case "turn.over_budget":
       if (event.taskId && data.origin !== "person") return null; // the failed attempt has its own notice
-      return made("failed", OVER_BUDGET, data.error ?? "");
+      return makeNotice("failed", OVER_BUDGET, data.error ?? "");
     case "turn.completed":
-      return event.taskId || isTest ? null : made("finished", "The agent finished its turn");
+      return event.taskId || isTest ? null : makeNotice("finished", "The agent finished its turn");
     case "turn.failed":
-      return event.taskId || isTest ? null : made("failed", "The agent's turn failed", data.error ?? "");
+      return event.taskId || isTest ? null : makeNotice("failed", "The agent's turn failed", data.error ?? "");
     default:
       return null;
   }

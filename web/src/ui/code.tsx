@@ -12,7 +12,8 @@ export function Code({ text, language, path }: { text: string; language?: string
   useEffect(() => {
     let current = true;
     setLines(null);
-    if (name && text.length < 200_000) void highlight(text, name).then((made) => current && setLines(made));
+    if (name && text.length < 200_000)
+      void highlight(text, name).then((highlighted) => current && setLines(highlighted));
     return () => {
       current = false;
     };

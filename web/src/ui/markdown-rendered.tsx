@@ -1,7 +1,7 @@
 import { type ComponentProps, memo } from "react";
 import ReactMarkdown, { type Components } from "react-markdown";
 import remarkGfm from "remark-gfm";
-import { safeHref } from "@/lib/links";
+import { sanitizeHref } from "@/lib/links";
 import { Code } from "./code";
 import { keepPaths } from "./markdown-paths";
 
@@ -10,7 +10,7 @@ const PLUGINS: ComponentProps<typeof ReactMarkdown>["remarkPlugins"] = [[remarkG
 
 /** Return the URL if it can be opened. Relative ones are files of a repository or places in the text, which have no address here. */
 function targetOf(href: unknown): string | undefined {
-  return typeof href === "string" && /^(\/|[a-z][a-z\d+.-]*:)/i.test(href) ? safeHref(href) : undefined;
+  return typeof href === "string" && /^(\/|[a-z][a-z\d+.-]*:)/i.test(href) ? sanitizeHref(href) : undefined;
 }
 
 const COMPONENTS: Components = {

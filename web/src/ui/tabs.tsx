@@ -46,7 +46,7 @@ export function TabBar({
           aria-label={label}
           onScroll={measure}
           className={clsx(
-            "flex min-w-0 flex-1 gap-1 overflow-x-auto px-2",
+            "flex min-w-0 flex-1 scroll-px-12 gap-1 overflow-x-auto px-2",
             hasMore && "[mask-image:linear-gradient(to_right,black_calc(100%-3rem),transparent)]",
           )}
         >

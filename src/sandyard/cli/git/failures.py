@@ -15,6 +15,7 @@ MAX_SHOWN_FILES = 50
 REMEDIES = {
     "branch_moved": "Get the new commits, then push again: sandyard git update {name} --source branch",
     "branch_gone": "Create a new branch: sandyard git branch {name} NAME (from the base branch: --start main)",
+    "ci_files": "To review them: sandyard git diff {name}. To allow such changes: sandyard project set PROJECT --ci-files allow",
     "rebase_refused": "Merge instead: sandyard git update {name} --merge",
     "no_checkout": "To create one in a sandbox of a project: sandyard git clone {name}",
     "not_in_project": "Use a project: sandyard session create --project PROJECT, or sandyard sandbox create --project PROJECT",

@@ -25,7 +25,7 @@ from sandyard.cli.output import (
     pluralize,
     print_json,
     text_option,
-    use_colour,
+    wants_colour,
 )
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _format_change(entry: Any, change: str) -> str:
 def _format_section(title: str, lines: list[str], colour: str) -> Iterator[str]:
     if lines:
         yield title
-        yield from (f"  {click.style(line, fg=colour) if use_colour() else line}" for line in lines)
+        yield from (f"  {click.style(line, fg=colour) if wants_colour() else line}" for line in lines)
 
 
 @click.command()
@@ -176,7 +176,7 @@ def _format_person(identity: Any) -> str:
 
 
 def _style_hash(text: str) -> str:
-    return click.style(text, fg="yellow") if use_colour() else text
+    return click.style(text, fg="yellow") if wants_colour() else text
 
 
 def _parse_against(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -229,7 +229,7 @@ def diff(*, target: str, paths: tuple[str, ...], against: str, shape: str | None
 
 def print_diff(result: Any) -> None:
     """Print a diff. On a terminal, use a pager if it is longer than the screen."""
-    colour = use_colour()
+    colour = wants_colour()
     text = "".join(f"{line}\n" for file in result["files"] for line in format_file(file, colour=colour))
     if not sys.stdout.isatty():
         echo(text, nl=False)
@@ -292,7 +292,7 @@ def format_stat(result: Any) -> Iterator[str]:
     names = [_format_name(file) for file in result["files"]]
     width = max((len(name) for name in names), default=0)
     largest = max(((file.get("added") or 0) + (file.get("removed") or 0) for file in result["files"]), default=0)
-    colour = use_colour()
+    colour = wants_colour()
     for name, file in zip(names, result["files"], strict=True):
         if file.get("binary"):
             yield f" {name:<{width}} | binary"

@@ -107,7 +107,8 @@ def answer_or_list(
 
 
 def allow_denied(client: Client, filters: Mapping[str, str], name: str, *, as_json: bool) -> None:
-    """Allow what the project's policy denied in the latest turn with a denial, for the rest of the session, and resume the agent."""
+    """Allow, for the rest of the session, what the project's policy denied, and resume the agent. Of several turns with denials, only the
+    latest one counts. Raises CommandError if nothing was denied."""
     answered = client.list_items("/asks", 200, status="answered", **filters)["items"]
     denied = [ask for ask in answered if is_denied_by_policy(ask)]
     if not denied:
@@ -266,6 +267,7 @@ def _parse_json_answer(ask: Any, answer: str) -> dict[str, Any] | None:
 
 
 def _fill_form(questions: Sequence[Question], answers: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a form: answers by KEY=ANSWER, or in the order of all questions or of the required ones. Raises CommandError."""
     named = [
         (key.strip().lower(), text)
         for key, separator, text in (answer.partition("=") for answer in answers)
@@ -372,8 +374,8 @@ def _find_choice(choices: list[tuple[Any, str]], word: str) -> Any:
 
 
 class AskPrompt:
-    """Shows pending requests while a user follows. On a terminal, reads the answers from the keyboard. `command` is the command that answers
-    otherwise. `on_refresh` is called after `waiting_sessions` was updated."""
+    """Shows pending requests while a user follows a task or session. If `interactive`, it reads the answers from the keyboard, otherwise it
+    prints how to answer with `command`. `on_refresh` is called after `waiting_sessions` was updated."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from types import TracebackType
 
 import click
 
-from sandyard.cli.output import echo, escape, use_colour
+from sandyard.cli.output import echo, escape, wants_colour
 
 FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 CLEAR = "\r\x1b[2K"
@@ -21,7 +21,7 @@ class Screen:
 
     def __init__(self) -> None:
         self.is_terminal = sys.stderr.isatty()
-        self.uses_colour = use_colour()
+        self.uses_colour = wants_colour()
         self.is_input_active = False
         """While the user types, the last line belongs to the input."""
         self._status = ""

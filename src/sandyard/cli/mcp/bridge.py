@@ -34,8 +34,8 @@ def serve(url: str, token: str) -> None:
 
 async def _serve(url: str, token: str) -> None:
     headers = {"Authorization": f"Bearer {token}"}
-    async with httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30, read=RESPONSE_SECONDS)) as web:
-        bridge = Bridge(url, web)
+    async with httpx2.AsyncClient(headers=headers, timeout=httpx2.Timeout(30, read=RESPONSE_SECONDS)) as http:
+        bridge = Bridge(url, http)
         server: Server[Any] = Server(
             "sandyard",
             version=__version__,
@@ -48,10 +48,10 @@ async def _serve(url: str, token: str) -> None:
 
 
 class Bridge:
-    """Forwards requests to a server."""
+    """Forwards requests to the MCP endpoint at `url`."""
 
-    def __init__(self, url: str, web: httpx2.AsyncClient) -> None:
-        self._url, self._web = url, web
+    def __init__(self, url: str, http: httpx2.AsyncClient) -> None:
+        self._url, self._http = url, http
 
     async def get_instructions(self) -> str | None:
         return (
@@ -79,7 +79,7 @@ class Bridge:
         self, request: wire.Request[Any, Any], result_type: type[R], progress: ProgressFnT | None = None
     ) -> R:
         """Send a request with its own client, so that a broken connection affects only one request."""
-        transport = streamable_http_client(self._url, http_client=self._web, max_sse_event_size=None)
+        transport = streamable_http_client(self._url, http_client=self._http, max_sse_event_size=None)
         try:
             async with Client(transport, mode=PROTOCOL_VERSION, cache=None) as server:
                 try:

@@ -40,6 +40,7 @@ FIELDS = {
     "reviewers": "settings.forge.reviewers",
     "assignees": "settings.forge.assignees",
     "messages": "settings.git.commitMessages",
+    "CI files": "settings.git.ciFiles",
     "author": "settings.git.author.name",
     "template": "settings.template",
     "isolation": "settings.isolation",
@@ -65,6 +66,7 @@ SETTING_PATHS = {
     "committer": ("git", "committer"),
     "co_author": ("git", "coAuthor"),
     "commit_messages": ("git", "commitMessages"),
+    "ci_files": ("git", "ciFiles"),
     "verify": ("verify", "command"),
     "setup": ("setup", "command"),
     "agent": ("agent", "default"),
@@ -189,6 +191,11 @@ def _list_option(name: str, text: str) -> Callable[[F], F]:
 @click.option("--co-author", callback=_parse_identity, help="Co-author of commits.  [default: the session's agent]")
 @click.option(
     "--commit-messages", type=click.Choice(["conventional", "any"]), help="Required format of commit messages."
+)
+@click.option(
+    "--ci-files",
+    type=click.Choice(["refuse", "allow"]),
+    help="Whether commits may be pushed that change what CI runs, such as .github/workflows.  [default: refuse]",
 )
 @click.option("--draft/--ready", default=None, help="Open pull requests as drafts or ready for review.")
 @_list_option("label", "Label of pull requests.")

@@ -41,6 +41,7 @@ Host *{suffix} "!*'*"
 
 
 def get_folder() -> Path:
+    """Return the folder of our settings, key pair and host keys. It may not exist."""
     return config.get_path().parent / "ssh"
 
 
@@ -86,7 +87,7 @@ def add_include(path: Path) -> tuple[Path, bool]:
 
 def ensure_key() -> str:
     """Return our public key. Creates the key pair if it does not exist. Raises CommandError if that fails."""
-    with _exclusive_lock():
+    with _hold_lock():
         key = get_folder() / "id_ed25519"
         public = key.with_name("id_ed25519.pub")
         if not (key.exists() and public.exists()):
@@ -100,7 +101,7 @@ def ensure_key() -> str:
 
 
 def add_known_host(host: str, key: str) -> None:
-    """Store the host key of a host, replacing an earlier one."""
+    """Store the key of a host, in place of an earlier one."""
     _replace(get_folder() / "known_hosts" / host, f"{host.lower()} {key}\n")
 
 
@@ -128,8 +129,8 @@ def _escape_percent(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _exclusive_lock() -> Iterator[None]:
-    """Hold a lock, because an editor opens several connections at once."""
+def _hold_lock() -> Iterator[None]:
+    """Let one process at a time create the key: an editor opens several connections at once."""
     get_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(get_folder() / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

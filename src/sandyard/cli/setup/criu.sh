@@ -5,26 +5,24 @@
 # package of a later release of the same distribution, from the machine's own mirror. The last is unpacked with all its libraries
 # (including its own C library) into that directory. This changes neither the machine's packages nor apt's state.
 # Idempotent. Exits with 1 and a message if no suitable CRIU is available.
-# shellcheck disable=SC2154 # later_release.sh sets `scratch`
+# shellcheck disable=SC2034,SC2154 # later_release.sh uses `program`, and sets `scratch`, `suite` and `version`
+program=criu
 prefix=/var/lib/sandyard/criu
 
 at_least() { [ "$(printf '%s\n' "$1" "$2" | sort -V | head -n1)" = "$2" ]; }
 version_of() { "$1" --version 2>/dev/null | sed -n 's/^Version: *//p'; }
+is_new_enough() { [ -n "$1" ] && at_least "$1" "$need"; }
+offered_version() { candidate_of criu private_apt; }
 
 # Linux 6.16 returns an error for SO_PASSCRED on internet sockets, which CRIU handles since 4.2.
 need=4.1
 if at_least "$(uname -r | sed 's/[^0-9.].*//')" 6.16; then need=4.2; fi
 
-for found in "$prefix/criu" "$(command -v criu || true)"; do
-    if [ -n "$found" ] && [ -x "$found" ] && version=$(version_of "$found") && [ -n "$version" ] && at_least "$version" "$need"; then
-        echo "$found"
-        exit 0
-    fi
-done
+if print_installed; then exit; fi
 
 require_root_and_apt CRIU "install CRIU >= $need with this machine's package manager"
 candidate=$(candidate_of criu)
-if [ -n "$candidate" ] && at_least "$candidate" "$need"; then
+if is_new_enough "$candidate"; then
     install_package criu
     command -v criu
     exit 0
@@ -35,20 +33,7 @@ case "${ID:-}" in
     ubuntu) suites=devel components="main universe" ;;
     *) fail "unsupported distribution: ${ID:-unknown}; install CRIU >= $need manually (found: ${candidate:-none})" ;;
 esac
-find_mirror
-open_scratch "$prefix"
-
-version=
-for suite in $suites; do
-    select_suite "$suite" "$components" || continue
-    offered=$(candidate_of criu private_apt)
-    if [ -n "$offered" ] && at_least "$offered" "$need"; then
-        version=$offered
-        break
-    fi
-    say "$suite has criu ${offered:-(none)}, but this kernel ($(uname -r)) needs $need"
-done
-[ -n "$version" ] || fail "no release on this machine's mirror has CRIU >= $need"
+find_later_release "$suites" "$components"
 
 say "downloading criu $version from $suite, with its libraries, to $prefix"
 private_apt apt-get -q=2 -y --download-only install criu >"$scratch/download.log" 2>&1 ||

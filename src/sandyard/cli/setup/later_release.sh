@@ -2,6 +2,10 @@
 # The start of every script in this directory: `sandyard setup` runs, and prints, this file followed by the script. It takes packages
 # from a later release of this machine's distribution, from the machine's own mirror, without changing the machine's packages or
 # apt's state.
+#
+# A script sets `program` (also the name of its package), `prefix` (the directory for what is unpacked) and `need` (the oldest version
+# that works), and defines the functions `version_of PATH`, `is_new_enough VERSION` and `offered_version`: what the selected suite has.
+# shellcheck disable=SC2154 # the script sets them
 set -euo pipefail
 
 say() { echo "sandyard setup: $*" >&2; }
@@ -22,6 +26,17 @@ install_package() { # PACKAGE
     DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$1" >&2 || fail "apt-get could not install $1"
 }
 
+print_installed() { # prints the path of an installed program that is new enough; fails if there is none
+    local path
+    for path in "$prefix/$program" "$(command -v "$program" || true)"; do
+        if [ -n "$path" ] && [ -x "$path" ] && is_new_enough "$(version_of "$path")"; then
+            echo "$path"
+            return
+        fi
+    done
+    return 1
+}
+
 find_mirror() { # sets `keyring` and `mirror`
     keyring=/usr/share/keyrings/$ID-archive-keyring.gpg
     [ -r "$keyring" ] || fail "cannot verify packages: $keyring is missing"
@@ -31,11 +46,11 @@ find_mirror() { # sets `keyring` and `mirror`
     [ -n "$mirror" ] || fail "no mirror of $ID ${VERSION_CODENAME:-} in this machine's apt sources"
 }
 
-open_scratch() { # PREFIX; sets `scratch`, a directory in it that is removed at the end
-    mkdir -p "$1"
-    exec 9>"$1/.lock"
+open_scratch() { # sets `scratch`, a directory in `prefix` that is removed at the end
+    mkdir -p "$prefix"
+    exec 9>"$prefix/.lock"
     flock 9
-    scratch=$(mktemp -d "$1/.get.XXXXXX")
+    scratch=$(mktemp -d "$prefix/.get.XXXXXX")
     trap 'rm -rf "$scratch"' EXIT
     mkdir -p "$scratch"/{sources,lists/partial,archives/partial,root}
     : >"$scratch/status" # an empty status: apt downloads every library and uses none of the machine's
@@ -56,4 +71,16 @@ select_suite() { # SUITE COMPONENTS: returns whether the mirror has it
     private_apt apt-get -q=2 update >"$scratch/update.log" 2>&1 && return
     say "no usable package list for $1: $(first_line '^[EW]:' "$scratch/update.log")"
     return 1
+}
+
+find_later_release() { # SUITES COMPONENTS; sets `suite` and `version`, those of the first suite whose package is new enough
+    find_mirror
+    open_scratch
+    for suite in $1; do
+        select_suite "$suite" "$2" || continue
+        version=$(offered_version)
+        if is_new_enough "$version"; then return; fi
+        say "$suite has $program ${version:-(none)}, but this machine needs $need or later"
+    done
+    fail "no release on this machine's mirror has $program $need or later"
 }

@@ -29,7 +29,7 @@ from sandyard.cli.output import (
     print_json,
     show_list,
     show_one,
-    use_colour,
+    wants_colour,
     wants_json,
 )
 from sandyard.cli.pull_requests import format_summary
@@ -299,7 +299,7 @@ def show(task: str, output: str | None) -> None:
     for ask in asks:
         echo()
         for ask_line in describe_ask(ask):
-            echo(click.style(ask_line.text, **ask_line.style) if use_colour() else ask_line.text)
+            echo(click.style(ask_line.text, **ask_line.style) if wants_colour() else ask_line.text)
         which = f" --ask {ask['id']}" if len(asks) > 1 else ""
         echo(f"  To answer: sandyard task answer {found['id']} ANSWER{which}")
 
@@ -369,7 +369,7 @@ def _format_attempt(attempt: Any, agents: AgentNames) -> Iterator[str]:
     status = str(attempt["status"]).replace("_", " ")
     position = f", position {attempt['queuePosition']} in the queue" if attempt.get("queuePosition") else ""
     head = f"Attempt {attempt['number']}: {agents.format_label(attempt['agent'])}{model}: {status}{position}"
-    yield click.style(head, bold=True) if use_colour() else head
+    yield click.style(head, bold=True) if wants_colour() else head
     if facts := list(_list_facts(attempt)):
         yield f"  {', '.join(facts)}"
     round_number = 0
@@ -379,10 +379,10 @@ def _format_attempt(attempt: Any, agents: AgentNames) -> Iterator[str]:
             if round_number > 1:
                 yield f"  round {round_number}"
         text = format_step(step)
-        yield f"  {click.style(text, fg=STEP_COLOURS.get(get_step_state(step))) if use_colour() else text}"
+        yield f"  {click.style(text, fg=STEP_COLOURS.get(get_step_state(step))) if wants_colour() else text}"
     if attempt.get("error"):
         text = f"  {escape(str(attempt['error']))}"
-        yield click.style(text, fg="red") if use_colour() else text
+        yield click.style(text, fg="red") if wants_colour() else text
         if (advice := get_advice(attempt.get("errorCode"))) is not None:
             yield f"  {advice}"
 

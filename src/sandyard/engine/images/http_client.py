@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import httpx
 
 from sandyard.engine.images.registry_access import CONNECT_S, READ_S, RegistryPolicy, RegistryTransport
-from sandyard.kit.errors import BusyError, InvalidInputError, UnreachableError
+from sandyard.kit.errors import BusyError, ForbiddenError, InvalidInputError, UnreachableError
 from sandyard.kit.http_clients import open_shared_client
 from sandyard.kit.pacing import take_turn
 
@@ -77,8 +77,10 @@ class HttpClient:
     async def open(
         self, url: str, headers: Mapping[str, str], *, method: str = "GET", content: bytes | None = None
     ) -> AsyncIterator[httpx.Response]:
-        """Make one attempt and yield a response whose body is not read yet. Raises TransientError."""
+        """Make one attempt and yield a response whose body is not read yet. Raises TransientError, and ForbiddenError if
+        another server, to which the first one has redirected, requires credentials."""
         target, sent = self._parse_url(url), dict(headers)
+        origin = _get_origin(target)
         host = target.host
         try:
             for _ in range(_MAX_REDIRECTS + 1):
@@ -97,6 +99,11 @@ class HttpClient:
                             _parse_retry_after(response),
                             busy=busy,
                         )
+                    if response.status_code == 401 and _get_origin(target) != origin:
+                        # its challenge could name any server as the one that gets the credentials
+                        raise ForbiddenError(
+                            f"{host} redirected to {target.host}, which requires credentials. They are sent only to {host}."
+                        )
                     location = response.headers.get("location")
                     if response.status_code not in _REDIRECTED or not location or method != "GET":
                         yield response
@@ -104,7 +111,7 @@ class HttpClient:
                 finally:
                     await response.aclose()
                 new = self._parse_url(str(target.join(location)))
-                if (new.scheme, new.host, new.port) != (target.scheme, target.host, target.port):
+                if _get_origin(new) != _get_origin(target):
                     sent.pop("Authorization", None)  # for good, even if a later redirect leads back
                 target = new
         except httpx.TransportError as error:
@@ -127,6 +134,10 @@ class HttpClient:
                 f"engine's operator configured: SANDYARD_IMAGES_INSECURE={named}"
             )
         return parsed
+
+
+def _get_origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
 
 
 async def _read(response: httpx.Response, max_bytes: int, url: str) -> bytes:

@@ -23,6 +23,7 @@ from sandyard.kit.errors import ForbiddenError, InvalidInputError, NoSpaceError,
 from sandyard.kit.pacing import take_turn
 
 _WRITE_BYTES = 1 << 20
+_MAX_REFUSALS = 2  # of one request; its token server could issue new tokens forever
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +102,10 @@ class Registry:
         return content
 
     async def _get_document(self, url: str, headers: Mapping[str, str]) -> bytes:
-        while True:
+        for refusals in range(_MAX_REFUSALS + 1):
             sent = self._authenticator.header
             response = await self._client.request(url, {**headers, **_make_authorization(sent)}, documents.MAX_BYTES)
-            if response.status != 401:
+            if response.status != 401 or refusals == _MAX_REFUSALS:
                 break
             challenge = response.headers.get("www-authenticate", "")
             if await self._authenticator.answer_challenge(challenge, sent) in (None, sent):
@@ -125,7 +126,9 @@ class Registry:
             sent = self._authenticator.header
             try:
                 async with self._client.open(f"{self._base}/blobs/{blob.name}", _make_authorization(sent)) as response:
-                    if response.status_code == 401 and refusals < 2:  # tokens last minutes, but layers may take longer
+                    if (
+                        response.status_code == 401 and refusals < _MAX_REFUSALS
+                    ):  # tokens last minutes, but layers may take longer
                         refusals += 1
                         challenge = response.headers.get("www-authenticate", "")
                         if await self._authenticator.answer_challenge(challenge, sent) not in (None, sent):

@@ -26,7 +26,7 @@ from sandyard.engine.sandboxes.calls import DriverCalls
 from sandyard.engine.sandboxes.model import Defaults
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import NoSpaceError, UnreachableError
-from sandyard.kit.pacing import take_turn, turns_for
+from sandyard.kit.pacing import count_turns_for, take_turn
 
 OnOutput = Callable[[str, bytes], None]
 """Called with the stream ("stdout" or "stderr") and the data written to it, as it arrives."""
@@ -66,7 +66,7 @@ class Agent:
             async for event in events:
                 data, end = event.get("data"), event.get("end")
                 if isinstance(data, dict) and output is not None:
-                    with turns_for(self._handle.id):
+                    with count_turns_for(self._handle.id):
                         for stream, piece in split_output(data):
                             await take_turn()
                             output(stream, piece)

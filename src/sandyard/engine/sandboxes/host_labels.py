@@ -21,21 +21,23 @@ NO_LABELS: Mapping[str, str] = {}
 
 def choose_host_labels(metadata: Mapping[str, str], template: Template, *, has_hosts: bool) -> Mapping[str, str]:
     """Return the labels that the host of a new sandbox must have. `has_hosts`: whether there are hosts besides the engine's
-    own machine, which has no labels. Raises InvalidInputError if labels are not valid, or no machine can have them."""
-    of_template, of_client = template.env.get(TEMPLATE_VARIABLE), metadata.get(METADATA_KEY)
-    if not of_template and not of_client:
+    own machine, which has no labels. Raises InvalidInputError if labels are not valid, or are required and there are no hosts."""
+    template_text, client_text = template.env.get(TEMPLATE_VARIABLE), metadata.get(METADATA_KEY)
+    if not template_text and not client_text:
         return NO_LABELS
-    labels = _parse(of_template or "", f"{TEMPLATE_VARIABLE} of the template {template.id}")
-    labels |= _parse(of_client or "", f"The metadata {METADATA_KEY}")
+    labels = _parse_labels(template_text or "", f"{TEMPLATE_VARIABLE} of the template {template.id}")
+    labels |= _parse_labels(client_text or "", f"The metadata {METADATA_KEY}")
     if labels and not has_hosts:
         raise InvalidInputError(
-            f"No host can take the sandbox: it requires a host with {format_labels(labels)}, and this engine has no hosts. "
-            "Its own machine has no labels."
+            f"No host can take the sandbox: it requires a host with {format_labels(labels)}, and this engine has no hosts "
+            "besides its own machine, which has no labels. Add a host and label it (`sandyard host token`, `sandyard host label`), "
+            "or create the sandbox without labels."
         )
     return labels
 
 
-def _parse(text: str, source: str) -> dict[str, str]:
+def _parse_labels(text: str, source: str) -> dict[str, str]:
+    """Return the labels in a text such as `gpu=yes,zone=a`. `source` begins the message of the InvalidInputError that it may raise."""
     labels = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, separator, value = part.partition("=")

@@ -15,11 +15,10 @@ from sandyard.engine.templates.progress import Report
 
 @dataclass(frozen=True, slots=True)
 class PackageLayer:
-    """The recipe of such a template. It and `base` determine the layer's contents, except for the current state of the
-    archives.
+    """The recipe of such a template. The recipe, the version of `base` and the current state of the archives determine the contents.
 
-    `script` gets each of `packages` as one argument. Increase `format` when the build changes in a way that nothing else
-    here reflects. `describe` returns what a layer contains.
+    `packages` are lists of package names. `script` gets each list as one argument. Increase `format` when the build changes in a
+    way that no other field shows. `describe` returns what a built layer contains, for people.
     """
 
     name: str
@@ -30,7 +29,7 @@ class PackageLayer:
     format: int = 1
 
     def compute_digest(self, base_version: TemplateVersion) -> str:
-        """Return the digest of the recipe and the version of `base`."""
+        """Return the digest of the recipe and this version of `base`."""
         first, *others = self.packages
         parts = [str(self.format), base_version.version, *first]
         for names in others:

@@ -12,7 +12,7 @@ from pydantic import Field
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.large_responses import large_response
+from sandyard.platform.api.large_responses import limit_large_responses
 from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Input, Instant, Model, example
@@ -171,7 +171,7 @@ class StartedAgentTest(Model):
 DEFAULT_TEST_OPTIONS = AgentTestOptions()
 
 
-@router.get("/agents", name="agent.list", dependencies=[large_response()])
+@router.get("/agents", name="agent.list", dependencies=[limit_large_responses()])
 async def list_(caller: Caller, agents: Agents, models: Models) -> AgentList:
     """List built-in agents, agents available to all users, and your own agents."""
     found = await agents.list(caller)
@@ -190,7 +190,7 @@ async def create(request: Request, caller: Caller, agents: Agents, models: Model
     return await _make_view(caller, agents, models, await agents.create(caller, body.name, body.title, body.definition))
 
 
-@router.get("/agents/{agent_name}", name="agent.get", dependencies=[large_response()])
+@router.get("/agents/{agent_name}", name="agent.get", dependencies=[limit_large_responses()])
 async def get(caller: Caller, agents: Agents, models: Models, agent_name: AgentName) -> AgentView:
     return await _make_view(caller, agents, models, await agents.get(caller, agent_name))
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.large_responses import large_response
+from sandyard.platform.api.large_responses import limit_large_responses
 from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.revocation import run_until_revoked, wait_until_revoked
@@ -143,7 +143,7 @@ async def list_(caller: Caller, commands: Commands, sandbox_id: SandboxId, page:
     return Page.from_listing(await commands.page(caller, sandbox_id, page), CommandView.from_row)
 
 
-@router.get("/commands/{command_id}", name="command.get", dependencies=[large_response()])
+@router.get("/commands/{command_id}", name="command.get", dependencies=[limit_large_responses()])
 async def get(caller: Caller, commands: Commands, command_id: CommandId) -> CommandView:
     """Get a command."""
     return CommandView.from_row((await commands.get_for(caller, command_id))[0])
@@ -161,7 +161,7 @@ class OutputPage(Model):
     base64: str | None = None
 
 
-@router.get("/commands/{command_id}/output", name="command.output", dependencies=[large_response()])
+@router.get("/commands/{command_id}/output", name="command.output", dependencies=[limit_large_responses()])
 async def output(
     caller: Caller,
     commands: Commands,

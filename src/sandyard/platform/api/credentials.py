@@ -13,7 +13,7 @@ from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.credential_input import CredentialChanges
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.large_responses import waits_for_server
+from sandyard.platform.api.large_responses import limit_remote_requests
 from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.projects import ProjectId, Projects
 from sandyard.platform.api.routers import api_router
@@ -56,7 +56,9 @@ async def list_(caller: Caller, project_id: ProjectId, credentials: Credentials)
 
 
 @router.put(
-    "/projects/{project_id}/credentials", name="credential.put", dependencies=[limit_rate("create"), waits_for_server()]
+    "/projects/{project_id}/credentials",
+    name="credential.put",
+    dependencies=[limit_rate("create"), limit_remote_requests()],
 )
 async def put(
     caller: Caller,
@@ -112,7 +114,7 @@ class ConnectionReport(Model):
 
 
 @router.post(
-    "/projects/{project_id}/test", name="project.test", dependencies=[limit_rate("execute"), waits_for_server()]
+    "/projects/{project_id}/test", name="project.test", dependencies=[limit_rate("execute"), limit_remote_requests()]
 )
 async def test(
     caller: Caller, project_id: ProjectId, projects: Projects, access: Access, tests: ConnectionTests

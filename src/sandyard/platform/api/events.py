@@ -21,7 +21,7 @@ from sandyard.kit.errors import InvalidInputError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.large_responses import large_response
+from sandyard.platform.api.large_responses import limit_large_responses
 from sandyard.platform.api.paging import Page
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Instant, Model, example
@@ -156,7 +156,7 @@ async def stream(
     return EventStream(subscription, stream_frames(request, caller, subscription))
 
 
-@router.get("/events/history", name="event.list", summary="List past events", dependencies=[large_response()])
+@router.get("/events/history", name="event.list", summary="List past events", dependencies=[limit_large_responses()])
 async def history(
     caller: Caller,
     events: Events,

@@ -14,7 +14,7 @@ from sandyard.platform.api.audit_middleware import add_audit_detail, audited
 from sandyard.platform.api.auth import Caller, StreamCaller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.guard import streams_body
-from sandyard.platform.api.large_responses import large_response
+from sandyard.platform.api.large_responses import limit_large_responses
 from sandyard.platform.api.paging import Page, PageRequest
 from sandyard.platform.api.revocation import end_when_revoked, require_access, run_until_revoked
 from sandyard.platform.api.routers import api_router
@@ -112,7 +112,7 @@ async def remove(request: Request, caller: Caller, sandboxes: Sandboxes, sandbox
     return Response(status_code=204)
 
 
-@router.get("/sandboxes/{sandbox_id}/files/list", name="file.list", dependencies=[large_response(slow=True)])
+@router.get("/sandboxes/{sandbox_id}/files/list", name="file.list", dependencies=[limit_large_responses(slow=True)])
 async def list_(
     caller: Caller,
     sandboxes: Sandboxes,

@@ -18,7 +18,7 @@ from sandyard.platform.api.git_views import (
     OperationView,
     StatusView,
 )
-from sandyard.platform.api.large_responses import large_response
+from sandyard.platform.api.large_responses import limit_large_responses
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.projects import ProjectId
 from sandyard.platform.api.refs import Against, RepositoryPath, Revision
@@ -55,7 +55,7 @@ async def operations(
     return Page.from_listing(found, lambda row: make_operation_view(git, row))
 
 
-@router.get("/git/operations/{operation_id}", name="git.operation", dependencies=[large_response()])
+@router.get("/git/operations/{operation_id}", name="git.operation", dependencies=[limit_large_responses()])
 async def operation(caller: Caller, git: Git, operation_id: OperationId) -> OperationView:
     return make_operation_view(git, await git.get_operation(caller, operation_id))
 
@@ -66,7 +66,7 @@ async def checkout(caller: Caller, git: Git, sandbox_id: SandboxId) -> CheckoutV
     return CheckoutView.model_validate(await git.get_checkout(caller, sandbox_id))
 
 
-@router.get("/git/{sandbox_id}/history", name="git.history", dependencies=[large_response(slow=True)])
+@router.get("/git/{sandbox_id}/history", name="git.history", dependencies=[limit_large_responses(slow=True)])
 async def history(
     caller: Caller,
     git: Git,
@@ -85,13 +85,13 @@ async def history(
     )
 
 
-@router.get("/git/{sandbox_id}/status", name="git.status", dependencies=[large_response(slow=True)])
+@router.get("/git/{sandbox_id}/status", name="git.status", dependencies=[limit_large_responses(slow=True)])
 async def status(caller: Caller, git: Git, sandbox_id: SandboxId) -> StatusView:
     """List changes since the last commit."""
     return StatusView.model_validate(await git.get_status(caller, sandbox_id))
 
 
-@router.get("/git/{sandbox_id}/diff", name="git.diff", dependencies=[large_response(slow=True)])
+@router.get("/git/{sandbox_id}/diff", name="git.diff", dependencies=[limit_large_responses(slow=True)])
 async def diff(
     caller: Caller,
     git: Git,
@@ -115,7 +115,7 @@ async def checkpoints(
     return Page.from_listing(await git.list_checkpoints(caller, session_id, page), CheckpointView.model_validate)
 
 
-@router.get("/projects/{project_id}/compare", name="project.compare", dependencies=[large_response(slow=True)])
+@router.get("/projects/{project_id}/compare", name="project.compare", dependencies=[limit_large_responses(slow=True)])
 async def compare(
     caller: Caller,
     git: Git,

@@ -35,7 +35,7 @@ class _UserSlots:
 
 
 class ResponseSlots:
-    """Give each user SLOTS slots. The count is kept in this process, so each replica counts separately."""
+    """The slots of all users, SLOTS for each key. They are counted in this process, so each replica counts separately."""
 
     def __init__(self) -> None:
         self.users: dict[str, _UserSlots] = {}
@@ -104,17 +104,18 @@ async def _take_remote_slot(connection: HTTPConnection, caller: Caller) -> None:
     await slot.take(f"{caller.user_id} remote", waiting=MAX_FINISHED_WAITING, reason=_WAITING)
 
 
-def waits_for_server() -> Any:
-    """Return a dependency for routes that wait for a server that the user has entered: a git remote, a forge, a model API, an MCP server.
+def limit_remote_requests() -> Any:
+    """Return a dependency that takes a slot, for routes that wait for a server that the user has entered: a git remote, a forge, a model
+    API, an MCP server.
 
-    The slot is held until the work ends, even if the client disconnects. Otherwise one user could start any number of such requests,
-    each with its processes, memory and descriptors, and servers that never respond.
+    The slot is held until the work ends, even if the client disconnects. Otherwise one user could start any number of such requests to
+    servers that never respond, and each takes processes, memory and descriptors.
     """
     return Depends(_take_remote_slot)
 
 
-def large_response(*, slow: bool = False) -> Any:
-    """Return a dependency for routes whose response may be several megabytes: `dependencies=[large_response()]`.
+def limit_large_responses(*, slow: bool = False) -> Any:
+    """Return a dependency that takes a slot, for routes whose response may be several megabytes.
 
     Lists with `Paging` already have it. Set `slow` for routes that wait for a sandbox or a remote; these use separate slots, so that other
     requests don't wait for them.

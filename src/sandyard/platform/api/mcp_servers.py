@@ -11,7 +11,7 @@ from sandyard.kit.secret import Secret
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.large_responses import large_response, waits_for_server
+from sandyard.platform.api.large_responses import limit_large_responses, limit_remote_requests
 from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.projects import ProjectId
 from sandyard.platform.api.routers import api_router
@@ -164,7 +164,7 @@ class McpServerTest(Model):
     duration_ms: int
 
 
-@router.get("/projects/{project_id}/mcp-servers", name="mcp_server.list", dependencies=[large_response()])
+@router.get("/projects/{project_id}/mcp-servers", name="mcp_server.list", dependencies=[limit_large_responses()])
 async def list_(caller: Caller, project_id: ProjectId, servers: McpServers) -> McpServerList:
     """List the project's MCP servers, oldest first."""
     found = await servers.list(caller, project_id)
@@ -175,7 +175,7 @@ async def list_(caller: Caller, project_id: ProjectId, servers: McpServers) -> M
     "/projects/{project_id}/mcp-servers",
     name="mcp_server.create",
     status_code=201,
-    dependencies=[limit_rate("create"), waits_for_server()],
+    dependencies=[limit_rate("create"), limit_remote_requests()],
 )
 async def create(
     caller: Caller, project_id: ProjectId, body: NewMcpServer, request: Request, servers: McpServers
@@ -186,7 +186,9 @@ async def create(
     return McpServerView.model_validate(server)
 
 
-@router.get("/projects/{project_id}/mcp-servers/{server_id}", name="mcp_server.get", dependencies=[large_response()])
+@router.get(
+    "/projects/{project_id}/mcp-servers/{server_id}", name="mcp_server.get", dependencies=[limit_large_responses()]
+)
 async def get(caller: Caller, project_id: ProjectId, server_id: ServerId, servers: McpServers) -> McpServerView:
     return McpServerView.model_validate(await servers.get(caller, project_id, server_id))
 
@@ -194,7 +196,7 @@ async def get(caller: Caller, project_id: ProjectId, server_id: ServerId, server
 @router.patch(
     "/projects/{project_id}/mcp-servers/{server_id}",
     name="mcp_server.update",
-    dependencies=[limit_rate("create"), waits_for_server()],
+    dependencies=[limit_rate("create"), limit_remote_requests()],
 )
 async def update(
     caller: Caller,
@@ -221,7 +223,7 @@ async def delete(caller: Caller, project_id: ProjectId, server_id: ServerId, ser
 @router.post(
     "/projects/{project_id}/mcp-servers/{server_id}/test",
     name="mcp_server.test",
-    dependencies=[limit_rate("execute"), waits_for_server()],
+    dependencies=[limit_rate("execute"), limit_remote_requests()],
 )
 async def test(caller: Caller, project_id: ProjectId, server_id: ServerId, servers: McpServers) -> McpServerTest:
     """Ask an http server for its tools, from the platform and with its headers. Not possible for stdio servers (409)."""

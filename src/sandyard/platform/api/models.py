@@ -13,7 +13,7 @@ from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.credential_input import to_secret
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.large_responses import large_response, waits_for_server
+from sandyard.platform.api.large_responses import limit_large_responses, limit_remote_requests
 from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.routers import api_router
@@ -212,7 +212,7 @@ async def list_(
     "/model-providers",
     name="model_provider.create",
     status_code=201,
-    dependencies=[limit_rate("create"), waits_for_server()],
+    dependencies=[limit_rate("create"), limit_remote_requests()],
 )
 async def create(caller: Caller, body: NewModelProvider, request: Request, models: Models) -> ModelProviderView:
     """Add a provider: for all users (administrators only) or for a project (its owner)."""
@@ -232,7 +232,7 @@ async def create(caller: Caller, body: NewModelProvider, request: Request, model
     return ModelProviderView.model_validate(provider)
 
 
-@router.get("/model-providers/{provider_id}", name="model_provider.get", dependencies=[large_response()])
+@router.get("/model-providers/{provider_id}", name="model_provider.get", dependencies=[limit_large_responses()])
 async def get(caller: Caller, provider_id: ProviderId, models: Models) -> ModelProviderView:
     return ModelProviderView.model_validate(await models.providers.get(caller, provider_id))
 
@@ -240,7 +240,7 @@ async def get(caller: Caller, provider_id: ProviderId, models: Models) -> ModelP
 @router.patch(
     "/model-providers/{provider_id}",
     name="model_provider.update",
-    dependencies=[limit_rate("create"), waits_for_server()],
+    dependencies=[limit_rate("create"), limit_remote_requests()],
 )
 async def update(
     caller: Caller, provider_id: ProviderId, body: ModelProviderChange, request: Request, models: Models
@@ -268,14 +268,14 @@ async def delete(caller: Caller, provider_id: ProviderId, models: Models) -> Non
 @router.post(
     "/model-providers/{provider_id}/test",
     name="model_provider.test",
-    dependencies=[limit_rate("execute"), waits_for_server()],
+    dependencies=[limit_rate("execute"), limit_remote_requests()],
 )
 async def test(caller: Caller, provider_id: ProviderId, models: Models) -> ModelProviderTest:
     """Test the key: ask the first model for one word, or ask for the list of models."""
     return ModelProviderTest.model_validate(await models.test_provider(caller, provider_id))
 
 
-@router.get("/usage", name="usage.get", dependencies=[large_response()])
+@router.get("/usage", name="usage.get", dependencies=[limit_large_responses()])
 async def usage(
     caller: Caller,
     models: Models,
@@ -293,7 +293,7 @@ async def usage(
     )
 
 
-@router.get("/usage/days", name="usage.days", response_model=UsageDays, dependencies=[large_response()])
+@router.get("/usage/days", name="usage.days", response_model=UsageDays, dependencies=[limit_large_responses()])
 async def usage_days(
     caller: Caller,
     models: Models,

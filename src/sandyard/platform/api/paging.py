@@ -8,7 +8,7 @@ from typing import Annotated, Generic, TypeVar
 from fastapi import Depends, Query
 from pydantic import Field
 
-from sandyard.platform.api.large_responses import large_response
+from sandyard.platform.api.large_responses import limit_large_responses
 from sandyard.platform.api.schema import Model
 from sandyard.platform.domain.paging import DEFAULT_LIMIT, MAX_LIMIT, Listing, PageRequest
 
@@ -31,7 +31,7 @@ class Page(Model, Generic[T]):
 
 
 async def _page(
-    _slot: Annotated[None, large_response()],
+    _slot: Annotated[None, limit_large_responses()],
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="Maximum number of items.")] = DEFAULT_LIMIT,
     cursor: Annotated[
         str | None,

@@ -13,7 +13,7 @@ from pydantic import Field
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.large_responses import large_response
+from sandyard.platform.api.large_responses import limit_large_responses
 from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.projects import ProjectId, Projects
@@ -161,7 +161,7 @@ async def create(
     return JSONResponse(view, 200 if is_finished else 202, {"Location": f"/api/v1/preparations/{row.id}"})
 
 
-@router.get("/preparations/{preparation_id}", name="preparation.get", dependencies=[large_response()])
+@router.get("/preparations/{preparation_id}", name="preparation.get", dependencies=[limit_large_responses()])
 async def get(caller: Caller, preparations: Preparations, preparation_id: PreparationId) -> PreparationView:
     return PreparationView.from_row(await preparations.get(caller, preparation_id))
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.large_responses import large_response
+from sandyard.platform.api.large_responses import limit_large_responses
 from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.sandboxes import SandboxId
@@ -60,7 +60,7 @@ class ShownPreview(Model):
     path: str | None = Field(description="Null if no page was opened in a frame since the platform started.")
 
 
-@router.get("/sandboxes/{sandbox_id}/ports", name="port.list", dependencies=[large_response(slow=True)])
+@router.get("/sandboxes/{sandbox_id}/ports", name="port.list", dependencies=[limit_large_responses(slow=True)])
 async def list_(caller: Caller, previews: Previews, sandbox_id: SandboxId) -> PortList:
     """List TCP ports with a listening process. The list is at most 2 seconds old. Does not resume the sandbox or count as activity."""
     return PortList.model_validate(await previews.list_ports(caller, sandbox_id))

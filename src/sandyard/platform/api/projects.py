@@ -12,7 +12,7 @@ from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.credential_input import CredentialChanges
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.large_responses import large_response, waits_for_server
+from sandyard.platform.api.large_responses import limit_large_responses, limit_remote_requests
 from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.refs import Branch
@@ -158,7 +158,7 @@ async def list_projects(
 
 
 @router.post(
-    "/projects", name="project.create", status_code=201, dependencies=[limit_rate("create"), waits_for_server()]
+    "/projects", name="project.create", status_code=201, dependencies=[limit_rate("create"), limit_remote_requests()]
 )
 async def create_project(
     caller: Caller,
@@ -206,12 +206,14 @@ async def sample_project(
     return SampleProject(project=project, tasks=[SampleTask.model_validate(task) for task in sample.TASKS])
 
 
-@router.get("/projects/{project_id}", name="project.get", dependencies=[large_response()])
+@router.get("/projects/{project_id}", name="project.get", dependencies=[limit_large_responses()])
 async def get_project(caller: Caller, project_id: ProjectId, projects: Projects, agents: Agents) -> ProjectView:
     return await make_view(agents, await projects.get(caller, project_id))
 
 
-@router.patch("/projects/{project_id}", name="project.update", dependencies=[limit_rate("execute"), waits_for_server()])
+@router.patch(
+    "/projects/{project_id}", name="project.update", dependencies=[limit_rate("execute"), limit_remote_requests()]
+)
 async def update_project(
     caller: Caller,
     project_id: ProjectId,
@@ -253,7 +255,7 @@ async def delete_project(caller: Caller, project_id: ProjectId, projects: Projec
     await projects.delete(caller, project_id)
 
 
-@router.get("/projects/{project_id}/members", name="project.members", dependencies=[large_response()])
+@router.get("/projects/{project_id}/members", name="project.members", dependencies=[limit_large_responses()])
 async def list_members(caller: Caller, project_id: ProjectId, projects: Projects) -> Members:
     """List the project's members, without the owner."""
     return Members(items=[Member.model_validate(user) for user in await projects.list_members(caller, project_id)])

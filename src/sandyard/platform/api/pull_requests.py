@@ -12,7 +12,7 @@ from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
 from sandyard.platform.api.git import SANDBOX, Id
-from sandyard.platform.api.large_responses import large_response, waits_for_server
+from sandyard.platform.api.large_responses import limit_large_responses, limit_remote_requests
 from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.refs import Branch
@@ -38,7 +38,7 @@ ProjectFilter = Annotated[
 ]
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 MAX_BODY = 60_000
-_CHANGE_ROUTE: dict[str, Any] = {"dependencies": [limit_rate("execute"), waits_for_server()]}
+_CHANGE_ROUTE: dict[str, Any] = {"dependencies": [limit_rate("execute"), limit_remote_requests()]}
 
 
 class PullRequestView(Model):
@@ -159,7 +159,7 @@ async def list_(
     return Page.from_listing(found, PullRequestView.model_validate)
 
 
-@router.get("/github/pull-requests/{number}", name="pull_request.get", dependencies=[large_response(slow=True)])
+@router.get("/github/pull-requests/{number}", name="pull_request.get", dependencies=[limit_large_responses(slow=True)])
 async def get(
     caller: Caller,
     pulls: PullRequests,
@@ -207,7 +207,7 @@ async def refresh(
     return PullRequestView.model_validate(await pulls.refresh(row))
 
 
-@router.get("/pull-requests/{pull_request_id}", name="pull_request.get_by_id", dependencies=[large_response()])
+@router.get("/pull-requests/{pull_request_id}", name="pull_request.get_by_id", dependencies=[limit_large_responses()])
 async def get_by_id(caller: Caller, pulls: PullRequests, pull_request_id: PullRequestId) -> PullRequestView:
     """Get a pull request, or a branch that was pushed to a remote without pull requests."""
     return PullRequestView.model_validate(await pulls.get_by_id(caller, pull_request_id))
@@ -240,13 +240,13 @@ async def refresh_by_id(
     return PullRequestView.model_validate(await pulls.refresh(await pulls.get_by_id(caller, pull_request_id)))
 
 
-@router.get("/tasks/{task_id}/pull-request", name="task.pull_request", dependencies=[large_response()])
+@router.get("/tasks/{task_id}/pull-request", name="task.pull_request", dependencies=[limit_large_responses()])
 async def get_for_task(caller: Caller, pulls: PullRequests, task_id: TaskId) -> PullRequestView:
     """Get the task's newest pull request."""
     return PullRequestView.model_validate(await pulls.get_for_task(caller, task_id))
 
 
-@router.get("/sessions/{session_id}/pull-request", name="session.pull_request", dependencies=[large_response()])
+@router.get("/sessions/{session_id}/pull-request", name="session.pull_request", dependencies=[limit_large_responses()])
 async def get_for_session(caller: Caller, pulls: PullRequests, session_id: SessionId) -> PullRequestView:
     """Get the session's newest pull request."""
     return PullRequestView.model_validate(await pulls.get_for_session(caller, session_id))

@@ -11,7 +11,7 @@ from pydantic import Field
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.large_responses import waits_for_server
+from sandyard.platform.api.large_responses import limit_remote_requests
 from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.routers import api_router
@@ -205,7 +205,7 @@ class DeniedConnections(Model):
     items: list[DeniedConnection]
 
 
-@router.get("/sandboxes/{sandbox_id}/denied", name="sandbox.denied", dependencies=[waits_for_server()])
+@router.get("/sandboxes/{sandbox_id}/denied", name="sandbox.denied", dependencies=[limit_remote_requests()])
 async def denied(caller: Caller, sandboxes: Sandboxes, sandbox_id: SandboxId) -> DeniedConnections:
     """List connections denied by the network settings, each once. Does not resume the sandbox."""
     found = await sandboxes.list_denied_connections(caller, sandbox_id)

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.large_responses import large_response
+from sandyard.platform.api.large_responses import limit_large_responses
 from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.routers import api_router
@@ -126,7 +126,7 @@ async def create(request: Request, caller: Caller, schedules: Schedules, body: N
     return ScheduleView.from_row(row, None)
 
 
-@router.get("/schedules/{schedule_id}", name="schedule.get", dependencies=[large_response()])
+@router.get("/schedules/{schedule_id}", name="schedule.get", dependencies=[limit_large_responses()])
 async def get(caller: Caller, schedules: Schedules, schedule_id: ScheduleId) -> ScheduleView:
     return await _make_view(schedules, await schedules.get(caller, schedule_id))
 

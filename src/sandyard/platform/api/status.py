@@ -8,7 +8,7 @@ from pydantic import Field
 
 from sandyard.platform.api.auth import AdminCaller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.large_responses import large_response
+from sandyard.platform.api.large_responses import limit_large_responses
 from sandyard.platform.api.routers import api_router
 from sandyard.platform.api.schema import Instant, Model
 from sandyard.platform.domain.instance.engine_report import EngineReport
@@ -63,7 +63,7 @@ class InstanceStatusView(Model):
     engine_error: str | None = Field(description="Why the engine does not respond.")
 
 
-@router.get("/status", name="service.status", response_model=InstanceStatusView, dependencies=[large_response()])
+@router.get("/status", name="service.status", response_model=InstanceStatusView, dependencies=[limit_large_responses()])
 async def status(_: AdminCaller, reader: Reader) -> InstanceStatus:
     """Return what the installation is doing, what is slow, and what needs attention."""
     return await reader.read()

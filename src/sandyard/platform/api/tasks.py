@@ -10,7 +10,7 @@ from pydantic import Field
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.large_responses import large_response
+from sandyard.platform.api.large_responses import limit_large_responses
 from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.routers import api_router
@@ -208,7 +208,7 @@ async def list_(
     return Page(items=[TaskView.from_card(card) for card in cards], next_cursor=found.next_cursor)
 
 
-@router.get("/tasks/counts", name="task.counts", dependencies=[large_response()])
+@router.get("/tasks/counts", name="task.counts", dependencies=[limit_large_responses()])
 async def counts(caller: Caller, tasks: Tasks) -> TaskCounts:
     """Count tasks by project and column."""
     found = await tasks.count_by_column(caller)
@@ -220,7 +220,7 @@ async def counts(caller: Caller, tasks: Tasks) -> TaskCounts:
     )
 
 
-@router.get("/board", name="task.board", dependencies=[large_response()])
+@router.get("/board", name="task.board", dependencies=[limit_large_responses()])
 async def show_board(
     caller: Caller,
     tasks: Tasks,
@@ -244,7 +244,7 @@ async def show_board(
     return BoardView.from_page(page)
 
 
-@router.get("/tasks/{task_id}", name="task.get", dependencies=[large_response()])
+@router.get("/tasks/{task_id}", name="task.get", dependencies=[limit_large_responses()])
 async def get(caller: Caller, tasks: Tasks, task_id: TaskId) -> TaskView:
     return TaskView.from_card(await tasks.cards.get_card(await tasks.get(caller, task_id)))
 
@@ -302,7 +302,7 @@ async def retry(
     return TaskView.from_card(await tasks.cards.get_card(row))
 
 
-@router.get("/tasks/{task_id}/attempts", name="task.attempts", dependencies=[large_response()])
+@router.get("/tasks/{task_id}/attempts", name="task.attempts", dependencies=[limit_large_responses()])
 async def list_attempts(caller: Caller, tasks: Tasks, task_id: TaskId) -> AttemptList:
     """List attempts with their changes, verification, cost and duration, for comparison."""
     return AttemptList.from_card(await tasks.cards.get_card(await tasks.get(caller, task_id)))
@@ -319,7 +319,7 @@ async def pick(
     return TaskView.from_card(await tasks.cards.get_card(task))
 
 
-@router.get("/queue", name="task.queue", dependencies=[large_response()])
+@router.get("/queue", name="task.queue", dependencies=[limit_large_responses()])
 async def queue(caller: Caller, tasks: Tasks, attempts: Attempts) -> QueueView:
     """List waiting attempts in order, with what they wait for. Positions include other users' attempts."""
     waiting = await attempts.list_queue(caller)

@@ -10,7 +10,7 @@ from pydantic import Field
 from sandyard.platform.api.audit_middleware import add_audit_detail
 from sandyard.platform.api.auth import Caller
 from sandyard.platform.api.dependencies import inject
-from sandyard.platform.api.large_responses import large_response
+from sandyard.platform.api.large_responses import limit_large_responses
 from sandyard.platform.api.limits import limit_rate
 from sandyard.platform.api.paging import Page, Paging
 from sandyard.platform.api.routers import api_router
@@ -200,13 +200,13 @@ async def list_(caller: Caller, service: Turns, session_id: SessionId, page: Pag
     return Page.from_listing(await service.list(caller, session_id, page), TurnView.from_row)
 
 
-@router.get("/sessions/{session_id}/agent", name="session.agent", dependencies=[large_response()])
+@router.get("/sessions/{session_id}/agent", name="session.agent", dependencies=[limit_large_responses()])
 async def agent(caller: Caller, service: Turns, session_id: SessionId) -> AgentStateView:
     """Get the state of the session's agent and its options. Does not resume it."""
     return AgentStateView.from_run(*await service.get_agent_run(caller, session_id))
 
 
-@router.get("/turns/{turn_id}", name="turn.get", dependencies=[large_response()])
+@router.get("/turns/{turn_id}", name="turn.get", dependencies=[limit_large_responses()])
 async def get(caller: Caller, service: Turns, turn_id: TurnId) -> TurnView:
     return TurnView.from_row(await service.get(caller, turn_id))
 
@@ -239,7 +239,7 @@ async def list_asks(
     return Page.from_listing(found, AskView.from_row)
 
 
-@router.get("/asks/{ask_id}", name="ask.get", dependencies=[large_response()])
+@router.get("/asks/{ask_id}", name="ask.get", dependencies=[limit_large_responses()])
 async def get_ask(caller: Caller, service: Asks, ask_id: AskId) -> AskView:
     return AskView.from_row(await service.get(caller, ask_id))
 

@@ -7,7 +7,9 @@ import json
 import socket
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from tests.harness.http_server import HttpServer
 
 
 class _Control(BaseHTTPRequestHandler):
@@ -42,10 +44,10 @@ class _Control(BaseHTTPRequestHandler):
 class SdkGateway:
     def __init__(self, connect: Callable[[], socket.socket]) -> None:
         self._connect = connect
-        self._control = ThreadingHTTPServer(("127.0.0.1", 0), _Control)
+        self._control = HttpServer(("127.0.0.1", 0), _Control)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
-        threading.Thread(target=self._control.serve_forever, daemon=True).start()
+        self._control.start()
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
@@ -58,8 +60,7 @@ class SdkGateway:
         }
 
     def close(self) -> None:
-        self._control.shutdown()
-        self._control.server_close()
+        self._control.stop()
         self._listener.close()
         for sock in self._open:
             sock.close()

@@ -12,24 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.engine.guest.client import Client, GuestAgent, RpcFailureError, envelope
+from tests.integration.engine.guest.client import (
+    Client,
+    GuestAgent,
+    RpcFailureError,
+    envelope,
+    is_alive,
+    wait_until,
+)
 
 Dial = Callable[[], Client]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def wait_until(condition: Callable[[], bool], message: str, timeout_s: float = 15.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, message
-        time.sleep(0.01)
 
 
 def test_output_and_exit_code_are_reported(client: Client) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.engine.guest.client import Client, RpcFailureError
-from tests.integration.engine.guest.test_process import is_alive, wait_until
+from tests.integration.engine.guest.client import Client, RpcFailureError, is_alive, wait_until
 
 Dial = Callable[[], Client]
 

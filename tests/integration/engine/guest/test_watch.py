@@ -154,22 +154,22 @@ def test_a_watch_ends_at_its_deadline(client: Client, home: Path) -> None:
 def test_a_watch_ends_with_its_client(dial: Dial, home: Path) -> None:
     pid = dial().shell("echo $PPID").stdout.strip()
 
-    def watches() -> int:
+    def count_watches() -> int:
         count = 0
         for info in Path(f"/proc/{pid}/fdinfo").iterdir():
             with contextlib.suppress(FileNotFoundError):
                 count += "inotify" in info.read_text()
         return count
 
-    before = watches()
+    before = count_watches()
     clients = [dial() for _ in range(5)]
     for client in clients:
         open_watch(client, path="~")
-    assert watches() == before + 5
+    assert count_watches() == before + 5
     for client in clients:
         client.close()
     deadline = time.monotonic() + 10
-    while watches() > before:
+    while count_watches() > before:
         assert time.monotonic() < deadline, "all watches must be removed"
         time.sleep(0.01)
 

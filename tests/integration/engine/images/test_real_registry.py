@@ -33,7 +33,7 @@ def registry(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RealReg
 
 async def test_images_are_pulled_with_the_right_credentials(registry: RealRegistry, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "oci")
-    layout.tag(layout.index([layout.image([rootfs(), tar(entry("hello", "world"))], {"Env": ["A=b"]})]))
+    layout.tag(layout.add_index([layout.add_image([rootfs(), tar(entry("hello", "world"))], {"Env": ["A=b"]})]))
     name = registry.push(f"oci:{layout.path}", "team/app:1")
     host = registry.host
     images = Images(
@@ -69,7 +69,7 @@ async def test_images_are_pulled_with_the_right_credentials(registry: RealRegist
 
 async def test_archives_written_by_skopeo_are_read(tmp_path: Path) -> None:
     layout = Layout(tmp_path / "oci")
-    layout.tag(layout.image([rootfs(), tar(entry("hello", "world"))]))
+    layout.tag(layout.add_image([rootfs(), tar(entry("hello", "world"))]))
     images = Images(tmp_path / "images", Options(dirs=(tmp_path,), reserve_bytes=0))
     images.prepare()
     local = await images.resolve(f"oci:{layout.path}", None, lambda _: None)

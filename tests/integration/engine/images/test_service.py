@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 import json
 import os
 import stat
@@ -81,7 +82,7 @@ class ImagesHarness:
 
     def layout(self, *layers: bytes, name: str = "app", **changes: Any) -> Path:
         layout = Layout(self.allowed / name)
-        return layout.tag(layout.image(layers, SETTINGS, **changes))
+        return layout.tag(layout.add_image(layers, SETTINGS, **changes))
 
 
 @pytest.fixture
@@ -167,7 +168,7 @@ async def test_archives_give_the_same_image_as_their_layout(harness: ImagesHarne
 async def test_only_allowed_folders_are_read(harness: ImagesHarness, tmp_path: Path) -> None:
     harness.layout(lower_layer())
     outside = Layout(tmp_path / "outside")
-    outside.tag(outside.image([lower_layer()]))
+    outside.tag(outside.add_image([lower_layer()]))
     (harness.allowed / "escape").symlink_to(tmp_path / "outside")
     (harness.allowed / "inner").symlink_to("app")
     for name in (
@@ -198,13 +199,13 @@ async def test_images_for_another_architecture_are_rejected(harness: ImagesHarne
         await harness.resolve(f"oci:{path}")
     layout = Layout(harness.allowed / "index")
     other = {
-        **layout.image([lower_layer()], architecture="sparc"),
+        **layout.add_image([lower_layer()], architecture="sparc"),
         "platform": {"os": "linux", "architecture": "sparc"},
     }
-    odd = {**layout.image([lower_layer()]), "platform": {"os": "unknown", "architecture": "unknown"}}
-    layout.tag(layout.index([odd, other]), "theirs")
-    ours = layout.image([lower_layer()])
-    layout.tag(layout.index([odd, other, ours]), "ours")
+    odd = {**layout.add_image([lower_layer()]), "platform": {"os": "unknown", "architecture": "unknown"}}
+    layout.tag(layout.add_index([odd, other]), "theirs")
+    ours = layout.add_image([lower_layer()])
+    layout.tag(layout.add_index([odd, other, ours]), "ours")
     with pytest.raises(UnsupportedError, match=r"It is available for linux/sparc"):
         await harness.resolve(f"oci:{layout.path}:theirs")
     assert (await harness.resolve(f"oci:{layout.path}:ours")).digest == ours["digest"]
@@ -398,6 +399,25 @@ async def test_bad_registry_responses_are_rejected(
     with pytest.raises(error):
         await harness.resolve(name)
     assert not list((harness.folder / "layers").iterdir()) and not list((harness.folder / "spool").iterdir())
+
+
+async def test_a_registry_that_accepts_no_token_is_not_asked_forever(
+    harness: ImagesHarness, faulty_registry: tuple[FaultyRegistry, str]
+) -> None:
+    registry, name = faulty_registry
+    host, tokens, refused = name.partition("/")[0], itertools.count(), list[str]()
+
+    def refuse(request: ReceivedRequest, _: Reply) -> Reply:
+        if request.path.startswith("/tokens?"):
+            return Reply(body=json.dumps({"token": str(next(tokens))}).encode())
+        refused.append(request.path)
+        return Reply(401, headers={"WWW-Authenticate": f'Bearer realm="http://{host}/tokens"'})
+
+    registry.change_reply = refuse
+    async with asyncio.timeout(30):
+        with pytest.raises(ForbiddenError):
+            await harness.resolve(name)
+    assert len(refused) == 3
 
 
 async def test_layers_are_checked_against_their_digest_and_broken_downloads_are_retried(

@@ -3,48 +3,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from sandyard.engine.drivers.layer_names import TEMPLATE, LayerLocation, find_layers
-from sandyard.engine.templates import base, catalogue, host
+from sandyard.engine.templates import catalogue
 from sandyard.engine.templates.catalogue import Catalogue, make_template_id
-from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
+from sandyard.engine.templates.folder import TemplateFolder
 from sandyard.engine.templates.trust import Trust
+from tests.integration.engine.templates.harness import find_layer_paths, get_layers, publish
 
-
-def publish(folder: TemplateFolder, name: str, digest: str) -> TemplateVersion:
-    with folder.open_build_directory(name) as work:
-        (work / ROOTFS / "etc").mkdir(parents=True)
-        return folder.publish(work, folder.make_version(name, digest, "a test", {}))
-
-
-@pytest.fixture(autouse=True)
-def fake_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which `host` is built at once, there are no trust settings to carry over, and nothing is missing for `base`."""
-    monkeypatch.setattr(host, "build", lambda folder: folder.find("host", "h1") or publish(folder, "host", "h1"))
-    monkeypatch.setattr(host, "compute_fingerprint", lambda: "h1")
-    monkeypatch.setattr(catalogue, "read_trust", Trust)
-    monkeypatch.setattr(catalogue, "list_missing_requirements", list)
-    monkeypatch.setattr(base, "make_recipe", lambda: type("Recipe", (), {"digest": "b1"}))
-
-
-@pytest.fixture
-def templates(folder: TemplateFolder) -> Catalogue:
-    return Catalogue(folder.directory)
-
-
-def layers(templates: Catalogue, name: str) -> tuple[str, ...]:
-    found = templates.resolve(name)
-    assert found is not None, name
-    return found.layers
-
-
-def find_paths(folder: TemplateFolder, found: Sequence[str]) -> list[Path]:
-    """Return the directories of these layers."""
-    return [Path(path) for path in find_layers(found, {TEMPLATE: LayerLocation(folder.directory, ROOTFS)})]
+pytestmark = pytest.mark.usefixtures("fake_machine")
 
 
 def test_a_template_is_found_by_name_id_alias_and_tag(folder: TemplateFolder, templates: Catalogue) -> None:
@@ -69,12 +38,12 @@ def test_host_is_served_as_base_until_base_is_built(folder: TemplateFolder, temp
     templates.open()
     stand_in = templates.resolve("base")
     assert stand_in is not None
-    assert stand_in.layers == layers(templates, "host")
+    assert stand_in.layers == get_layers(templates, "host")
     assert stand_in.id == make_template_id("base")
     built = publish(folder, "base", "b1")
     templates.refresh()
-    assert layers(templates, "base") == (folder.name_layer(built),)
-    assert layers(templates, "host") == stand_in.layers
+    assert get_layers(templates, "base") == (folder.name_layer(built),)
+    assert get_layers(templates, "host") == stand_in.layers
     assert {template.id for template in templates.list() if template.ready} == {
         make_template_id("base"),
         make_template_id("host"),
@@ -84,7 +53,7 @@ def test_host_is_served_as_base_until_base_is_built(folder: TemplateFolder, temp
 def test_an_older_base_is_preferred_to_the_stand_in(folder: TemplateFolder, templates: Catalogue) -> None:
     old = publish(folder, "base", "b0")
     templates.open()
-    assert layers(templates, "base") == (folder.name_layer(old),)
+    assert get_layers(templates, "base") == (folder.name_layer(old),)
 
 
 def test_trust_is_the_top_layer_and_is_written_once(
@@ -93,19 +62,19 @@ def test_trust_is_the_top_layer_and_is_written_once(
     monkeypatch.setattr(catalogue, "read_trust", lambda: Trust(pip=(("timeout", "5"),), env={"SSL_CERT_FILE": "/x"}))
     built = publish(folder, "base", "b1")
     templates.open()
-    top, below = layers(templates, "base")
+    top, below = get_layers(templates, "base")
     assert below == folder.name_layer(built)
-    assert (find_paths(folder, (top,))[0] / "etc/pip.conf").read_text() == "[global]\ntimeout = 5\n"
+    assert (find_layer_paths(folder, (top,))[0] / "etc/pip.conf").read_text() == "[global]\ntimeout = 5\n"
     found = templates.resolve("base")
     assert found is not None
     assert found.env["SSL_CERT_FILE"] == "/x"
     templates.refresh()
-    assert layers(templates, "base") == (top, below)
+    assert get_layers(templates, "base") == (top, below)
     assert len(folder.list_versions("trust")) == 1
 
     plain = Catalogue(folder.directory, carry_host_trust=False)
     plain.open()
-    assert layers(plain, "base") == (folder.name_layer(built),)
+    assert get_layers(plain, "base") == (folder.name_layer(built),)
 
 
 async def test_a_missing_base_is_built_in_the_background_and_then_used(
@@ -122,10 +91,10 @@ async def test_a_missing_base_is_built_in_the_background_and_then_used(
     templates.open()
     await templates.start()
     await asyncio.sleep(0)
-    assert layers(templates, "base") == layers(templates, "host"), "the stand-in is served during the build"
+    assert get_layers(templates, "base") == get_layers(templates, "host"), "the stand-in is served during the build"
     finish.set()
     await templates.wait_for_builds()
-    assert layers(templates, "base") != layers(templates, "host")
+    assert get_layers(templates, "base") != get_layers(templates, "host")
     events = [record.getMessage() for record in caplog.records]
     assert events.index("template_standin") < events.index("template_ready")
     await templates.close()
@@ -150,7 +119,7 @@ async def test_a_failed_build_is_logged_and_the_stand_in_stays(
     await templates.start()
     await templates.wait_for_builds()
     assert "template_build_failed" in [record.getMessage() for record in caplog.records]
-    assert layers(templates, "base") == layers(templates, "host")
+    assert get_layers(templates, "base") == get_layers(templates, "host")
 
 
 async def test_close_ends_a_running_build(

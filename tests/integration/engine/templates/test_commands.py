@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from sandyard.engine.templates import base, commands, host
 from sandyard.engine.templates.folder import TemplateFolder
-from tests.integration.engine.templates.test_catalogue import publish
+from tests.integration.engine.templates.harness import publish
 
 
 @pytest.fixture

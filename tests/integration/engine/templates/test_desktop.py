@@ -14,9 +14,9 @@ from sandyard.engine.sandboxes.model import TemplateStatus
 from sandyard.engine.templates import catalogue, commands, desktop
 from sandyard.engine.templates.catalogue import Catalogue
 from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
-from tests.integration.engine.templates.test_catalogue import fake_machine, layers, publish, templates
+from tests.integration.engine.templates.harness import get_layers, publish
 
-__all__ = ["fake_machine", "templates"]  # fixtures
+pytestmark = pytest.mark.usefixtures("fake_machine")
 
 COMMAND = "`sandyard template build desktop` on the engine's machine"
 
@@ -72,7 +72,7 @@ async def test_the_desktop_is_built_on_the_first_request(
     slow_builder.write_text("exit 0")
     await templates.wait_for_builds()
     assert status(templates) is TemplateStatus.READY
-    assert layers(templates, "desktop") == (folder.name_layer(built), folder.name_layer(base_version))
+    assert get_layers(templates, "desktop") == (folder.name_layer(built), folder.name_layer(base_version))
     found = templates.resolve("desktop")
     assert found is not None
     assert found.cpu_count == min(8, os.cpu_count() or 1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sandyard.engine.sandboxes.model import TemplateStatus
 from sandyard.engine.templates import desktop, docker
 from sandyard.engine.templates.catalogue import Catalogue
 from sandyard.engine.templates.folder import ROOTFS, TemplateFolder
-from tests.integration.engine.templates.test_catalogue import fake_machine, layers, publish, templates
+from tests.integration.engine.templates.harness import get_layers, publish
 
-__all__ = ["fake_machine", "templates"]  # fixtures
+pytestmark = pytest.mark.usefixtures("fake_machine")
 
 
 def test_its_sandboxes_may_run_containers_and_start_docker(folder: TemplateFolder, templates: Catalogue) -> None:
@@ -24,7 +26,7 @@ def test_its_sandboxes_may_run_containers_and_start_docker(folder: TemplateFolde
     assert found.containers is True
     assert found.start == docker.START
     assert found.can_be_overridden, "the name was free in earlier releases"
-    assert layers(templates, "docker")[-2:] == (folder.name_layer(version), folder.name_layer(base_version))
+    assert get_layers(templates, "docker")[-2:] == (folder.name_layer(version), folder.name_layer(base_version))
     assert all(candidate.containers is None for candidate in templates.list() if candidate is not found)
 
 

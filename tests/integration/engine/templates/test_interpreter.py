@@ -11,9 +11,9 @@ from sandyard.engine.templates.catalogue import Catalogue
 from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
 from sandyard.engine.templates.trust import Trust
 from sandyard.kit.errors import InvalidInputError
-from tests.integration.engine.templates.test_catalogue import fake_machine, find_paths, layers, publish, templates
+from tests.integration.engine.templates.harness import find_layer_paths, get_layers, publish
 
-__all__ = ["fake_machine", "templates"]  # fixtures
+pytestmark = pytest.mark.usefixtures("fake_machine")
 
 
 def add_python(version: TemplateVersion) -> TemplateVersion:
@@ -36,7 +36,7 @@ def test_the_interpreter_stays_on_its_own_base_with_our_program_on_top(
 ) -> None:
     base_version = add_python(publish(folder, "base", "b1"))
     templates.open()
-    assert layers(templates, "code-interpreter-v1") == layers(templates, "base")
+    assert get_layers(templates, "code-interpreter-v1") == get_layers(templates, "base")
     built = publish_interpreter(folder, base_version, "i1")
     newer = add_python(publish(folder, "base", "b2"))
     templates.refresh()
@@ -44,11 +44,11 @@ def test_the_interpreter_stays_on_its_own_base_with_our_program_on_top(
     assert found is not None
     assert found.layers[1:] == (folder.name_layer(built), folder.name_layer(base_version))
     assert (found.start, found.memory_mb) == (interpreter_program.START, interpreter.MEMORY_MB)
-    assert layers(templates, "base") == (folder.name_layer(newer),)
+    assert get_layers(templates, "base") == (folder.name_layer(newer),)
     base = templates.resolve("base")
     assert base is not None
     assert (base.aliases, base.start) == (("base",), None)
-    program = find_paths(folder, found.layers)[0]
+    program = find_layer_paths(folder, found.layers)[0]
     assert (program / "opt/interpreter/start").stat().st_mode & 0o777 == 0o755
     assert (program / "opt/interpreter/sandyard/engine/interpreter/app.py").is_file()
     assert not (program / "opt/interpreter/sandyard/__init__.py").exists()
@@ -63,9 +63,9 @@ def test_trust_is_the_top_layer(folder: TemplateFolder, templates: Catalogue, mo
     base_version = add_python(publish(folder, "base", "b1"))
     publish_interpreter(folder, base_version, "i1")
     templates.open()
-    found = layers(templates, "code-interpreter")
+    found = get_layers(templates, "code-interpreter")
     assert len(found) == 4
-    assert (find_paths(folder, found)[0] / "etc/pip.conf").is_file()
+    assert (find_layer_paths(folder, found)[0] / "etc/pip.conf").is_file()
 
 
 def test_the_interpreter_is_stale_when_the_base_changes(folder: TemplateFolder) -> None:
@@ -153,10 +153,10 @@ async def test_a_language_is_added_on_the_first_request(
     assert message is not None
     assert "failed: no route to the archive." in message
     assert len(builds) == 1, "a failed build is not repeated by every request"
-    failure, before = None, layers(templates, "code-interpreter-v1")
+    failure, before = None, get_layers(templates, "code-interpreter-v1")
     templates.add_language(interpreter.NAME, "java")
     await templates.wait_for_builds()
-    assert layers(templates, "code-interpreter-v1") != before, "new sandboxes have it, without a restart"
+    assert get_layers(templates, "code-interpreter-v1") != before, "new sandboxes have it, without a restart"
     message = templates.add_language(interpreter.NAME, "java")
     assert message is not None
     assert "New sandboxes have it" in message
@@ -169,13 +169,13 @@ async def test_versions_built_by_others_are_served_without_a_restart(
     publish_interpreter(folder, base_version, interpreter.Recipe(base_version).digest)
     templates.open()
     monkeypatch.setattr(catalogue, "WATCH_SECONDS", 0.01)
-    before = layers(templates, "code-interpreter-v1")
+    before = get_layers(templates, "code-interpreter-v1")
     await templates.start()
     built = publish_interpreter(folder, base_version, "by-hand", "r")
     async with asyncio.timeout(20):
-        while layers(templates, "code-interpreter-v1") == before:
+        while get_layers(templates, "code-interpreter-v1") == before:
             await asyncio.sleep(0.01)
-    assert folder.name_layer(built) in layers(templates, "code-interpreter-v1")
+    assert folder.name_layer(built) in get_layers(templates, "code-interpreter-v1")
     await templates.close()
 
 

@@ -10,7 +10,7 @@ import pytest
 from sandyard.engine.templates import layered
 from sandyard.engine.templates.base import BuildError
 from sandyard.engine.templates.folder import ROOTFS, TemplateFolder, TemplateVersion
-from tests.integration.engine.templates.test_catalogue import publish
+from tests.integration.engine.templates.harness import publish
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
 

@@ -397,7 +397,7 @@ def test_routes_with_large_responses_take_a_slot(walk: RouteWalk) -> None:
             dependant = getattr(context, "dependant", None)
             (large if dependant is not None and is_large(dependant) else others).add(str(context.name))
     assert others <= SMALL | STREAMED | SAME, (
-        "a route whose response can be large needs dependencies=[large_response()]"
+        "a route whose response can be large needs dependencies=[limit_large_responses()]"
     )
     assert others >= SMALL | STREAMED
     assert {"file.list", "git.diff", "project.compare", "mcp_server.list", "task.list"} <= large

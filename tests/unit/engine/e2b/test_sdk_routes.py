@@ -26,10 +26,10 @@ def read_client_requests() -> Iterator[tuple[str, str]]:
                 pairs = zip(node.keys, node.values, strict=True)
                 fields = {key.value: value for key, value in pairs if isinstance(key, ast.Constant)}
                 if {"method", "url"} <= fields.keys():
-                    yield ast.literal_eval(fields["method"]).upper(), _path_template(fields["url"])
+                    yield ast.literal_eval(fields["method"]).upper(), _format_path(fields["url"])
 
 
-def _path_template(url: ast.expr) -> str:
+def _format_path(url: ast.expr) -> str:
     parts = url.values if isinstance(url, ast.JoinedStr) else [url]
     return "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in parts)
 
@@ -47,11 +47,11 @@ def guard() -> Guard:
     return api.build_app(MagicMock(), MagicMock())
 
 
-def _routes(app: Any) -> Iterator[Any]:
+def _walk_routes(app: Any) -> Iterator[Any]:
     """Yield all routes, including those of included routers, in matching order."""
     for route in app.routes:
         included = getattr(route, "original_router", None)
-        yield from _routes(included) if included is not None else [route]
+        yield from _walk_routes(included) if included is not None else [route]
 
 
 @pytest.mark.parametrize("request_line", REQUESTS, ids=" ".join)
@@ -61,7 +61,7 @@ def test_every_sdk_request_has_a_route(guard: Guard, request_line: tuple[str, st
     method, path = request_line
     scope = {"type": "http", "method": method, "path": path}
     app = volume_content.make_app(MagicMock()) if path.startswith(volume_content.PREFIX) else guard.app.app
-    matches = [route.matches(scope) for route in _routes(app)]
+    matches = [route.matches(scope) for route in _walk_routes(app)]
     names = next((child["path_params"] for match, child in matches if match is Match.FULL), None)
     assert names is not None, f"no route matches {method} {path}"
     assert set(names.values()) <= {"x"}, f"a fixed path segment was matched as a parameter: {names}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,9 @@ class EngineSide:
     administration: HostAdministration
     sandboxes: dict[str, int]
 
+    def get_statuses(self) -> list[HostStatus]:
+        return describe_all(self.hosts, self.sandboxes)
+
     @contextlib.asynccontextmanager
     async def serve(self, clock: Clock | None = None) -> AsyncIterator[None]:
         """Serve the join port, at the address that tokens created from now on contain."""
@@ -51,15 +54,15 @@ def open_engine(folder: Path, clock: Clock | None = None) -> Iterator[EngineSide
     hosts = Hosts(database, authority, clock)
     enrollment = Enrollment(database, hosts, authority, "127.0.0.1:1", clock)
     sandboxes: dict[str, int] = {}
-
-    def get_statuses() -> list[HostStatus]:
-        return [describe(record, sandboxes.get(record.id, 0)) for record in hosts.list_records()]
-
     try:
-        administration = HostAdministration(database, hosts, get_statuses, enrollment)
+        administration = HostAdministration(database, hosts, lambda: describe_all(hosts, sandboxes), enrollment)
         yield EngineSide(database, authority, hosts, enrollment, administration, sandboxes)
     finally:
         database.close()
+
+
+def describe_all(hosts: Hosts, sandboxes: Mapping[str, int]) -> list[HostStatus]:
+    return [describe(record, sandboxes.get(record.id, 0)) for record in hosts.list_records()]
 
 
 def describe(record: HostRecord, sandboxes: int) -> HostStatus:

@@ -147,7 +147,7 @@ async def test_removed_host_does_not_come_back_by_itself(
     engine: EngineSide, source: FakeSource, supply: HostSupply
 ) -> None:
     administration = HostAdministration(
-        engine.database, engine.hosts, engine.administration._get_statuses, engine.enrollment, supply=supply
+        engine.database, engine.hosts, engine.get_statuses, engine.enrollment, supply=supply
     )
     source.machines.replace([ONE])
     await wait_until(engine.hosts.list)

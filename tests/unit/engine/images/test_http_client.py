@@ -120,6 +120,26 @@ async def test_credentials_are_sent_only_to_their_own_host() -> None:
                 assert registry.requests[-1].headers["authorization"] == "Basic secret"
 
 
+async def test_a_challenge_after_a_redirect_to_another_host_is_not_answered() -> None:
+    """It could name any server as the one that issues tokens, and that server would get the login."""
+    challenge = {"WWW-Authenticate": 'Bearer realm="http://127.0.0.1:9/"'}
+    with run_server(lambda _: Reply(401, headers=challenge)) as storage:
+
+        def refuse(request: ReceivedRequest) -> Reply:
+            return (
+                Reply(401, headers=challenge) if request.path == "/here" else Reply(307, headers={"Location": "/here"})
+            )
+
+        with (
+            run_server(lambda _: Reply(307, headers={"Location": storage.url})) as registry,
+            run_server(refuse) as same_host,
+        ):
+            async with make_client() as client:
+                with pytest.raises(ForbiddenError, match="redirected"):
+                    await client.request(registry.url, AUTH, 100)
+                assert (await client.request(same_host.url, AUTH, 100)).status == 401
+
+
 async def test_the_number_of_redirects_is_limited() -> None:
     with run_server(lambda _: Reply(302, headers={"Location": "/again"})) as server:
         async with make_client() as client:

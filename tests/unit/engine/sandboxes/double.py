@@ -115,6 +115,10 @@ class DoubleDriver:
         self._unswept: tuple[set[str], set[str]] | None = (
             None  # what to keep, from an `open` while the host was unreachable
         )
+        self.blocked_s = 0.05
+        """The deadline of blocked verbs."""
+        self.rest_s = 0.05
+        """The time that blocked verbs which ignore their cancellation have to end."""
         self.calls: list[tuple[str, str]] = []
         self.denied: list[DeniedAttempt] = []
         self.now_running: dict[str, set[str]] = {}
@@ -155,9 +159,9 @@ class DoubleDriver:
     def deadline(self, verb: str) -> float:
         """Short for blocked verbs, so that tests do not wait; long for all others, however slow this machine is."""
         if verb == "rest":
-            return 0.05 if "ignore_cancel" in self._faults.values() else 60.0
+            return self.rest_s if "ignore_cancel" in self._faults.values() else 60.0
         kinds = {self._faults.get((verb, "before")), self._faults.get((verb, "after"))}
-        return 0.05 if kinds & {"blocked", "ignore_cancel"} else 60.0
+        return self.blocked_s if kinds & {"blocked", "ignore_cancel"} else 60.0
 
     def die(self) -> None:
         self._dead.set()

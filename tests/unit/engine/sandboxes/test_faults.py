@@ -114,7 +114,7 @@ async def test_a_sandbox_created_late_by_a_stuck_verb_is_removed(harness: Sandbo
 async def test_kill_does_not_wait_for_a_stuck_verb(tmp_path: Path, verb: str, ignore_cancel: bool) -> None:
     harness = SandboxesHarness(tmp_path)
     await harness.start()
-    harness.driver.deadline = lambda verb: 60.0
+    harness.driver.blocked_s = 60.0  # the verb is still running when the sandbox is killed
     sandbox = await harness.create()
     reached = harness.driver.block(verb, ignore_cancel=ignore_cancel)
     run = VERBS.get(verb, lambda harness, sandbox_id: harness.service.fork(sandbox_id))
@@ -395,13 +395,14 @@ async def test_a_driver_that_hangs_for_hours_uses_bounded_resources(tmp_path: Pa
     harness = SandboxesHarness(tmp_path)
     await harness.start()
     sandbox = await harness.create(timeout_s=80_000)
+    harness.driver.blocked_s = harness.driver.rest_s = 0.005
     harness.driver.block("freeze", "after")
     harness.driver.block("condition")
     with pytest.raises(StuckError):
         await harness.service.pause(sandbox.id)
     for _ in range(30):
         await harness.clock.advance(100)
-        await asyncio.sleep(0.06)
+        await asyncio.sleep(1.2 * harness.driver.blocked_s)
     assert len(harness.service.components.background) <= 2
     assert [verb for verb, _ in harness.driver.calls].count("condition") <= 40
     harness.driver.clear_faults()

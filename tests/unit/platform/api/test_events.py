@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import re
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -18,6 +17,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from sandyard.kit.clock import SystemClock
+from sandyard.kit.listen import listen
+from sandyard.kit.server import Server
 from sandyard.platform.api import events as module
 from sandyard.platform.api import login, problems
 from sandyard.platform.api.large_responses import LargeResponseMiddleware
@@ -30,12 +31,6 @@ from sandyard.platform.domain.users.service import Users
 from sandyard.platform.settings import PlatformSettings
 
 DEADLINE = 30
-
-
-class Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self):
-        yield
 
 
 @dataclass
@@ -111,7 +106,7 @@ async def harness(database: Database, monkeypatch: pytest.MonkeyPatch) -> AsyncI
     problems.install(app)
     app.router.routes.extend([*module.router.routes, *login.router.routes])
     app.state.services = SimpleNamespace(settings=settings, clock=clock, database=database, events=feed, users=users)
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listen("127.0.0.1", 0)
     server = Server(uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=DEADLINE))
     serving = asyncio.create_task(server.serve([listener]))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -12,7 +12,13 @@ from fastapi.responses import Response, StreamingResponse
 
 from sandyard.platform.api import large_responses
 from sandyard.platform.api.auth import Caller
-from sandyard.platform.api.large_responses import CHUNK_BYTES, SLOTS, ResponseSlots, large_response, waits_for_server
+from sandyard.platform.api.large_responses import (
+    CHUNK_BYTES,
+    SLOTS,
+    ResponseSlots,
+    limit_large_responses,
+    limit_remote_requests,
+)
 from sandyard.platform.api.problems import TooManyRequestsError
 from sandyard.platform.api.routers import api_router
 from tests.unit.platform.world import Person, World, client
@@ -23,11 +29,11 @@ BODY = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"end"
 def build_app(world: World) -> FastAPI:
     router = api_router("test")
 
-    @router.get("/large", name="test.large", dependencies=[large_response()])
+    @router.get("/large", name="test.large", dependencies=[limit_large_responses()])
     async def large() -> Response:
         return Response(BODY)
 
-    @router.get("/slow", name="test.slow", dependencies=[large_response(slow=True)])
+    @router.get("/slow", name="test.slow", dependencies=[limit_large_responses(slow=True)])
     async def slow() -> Response:
         return Response(BODY)
 
@@ -112,7 +118,7 @@ async def test_limits_unread_answers_per_user(world: World, monkeypatch: pytest.
 async def test_limits_requests_that_wait_for_servers_per_user(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     router, answer = api_router("test"), asyncio.Event()
 
-    @router.post("/check", name="test.check", dependencies=[waits_for_server()])
+    @router.post("/check", name="test.check", dependencies=[limit_remote_requests()])
     async def check() -> None:
         await answer.wait()
 
@@ -174,7 +180,7 @@ async def test_forgets_users_without_answers(monkeypatch: pytest.MonkeyPatch) ->
 async def test_failed_answer_releases_slot(world: World) -> None:
     router = api_router("test")
 
-    @router.get("/large", name="test.large", dependencies=[large_response()])
+    @router.get("/large", name="test.large", dependencies=[limit_large_responses()])
     async def large() -> Response:
         raise RuntimeError("on purpose")
 

@@ -6,12 +6,12 @@ import { keys } from "../keys";
 import { defineMutation } from "../mutation";
 import type { Command, OutputStream } from "../types";
 
-const at = (commandId: string) => ({ params: { path: { command_id: commandId } } });
+const pathOf = (commandId: string) => ({ params: { path: { command_id: commandId } } });
 
-const readCommand = (id: string): Promise<Command> => unwrap(api.GET("/api/v1/commands/{command_id}", at(id)));
+const readCommand = (id: string): Promise<Command> => unwrap(api.GET("/api/v1/commands/{command_id}", pathOf(id)));
 
 const readOutput = (id: string, query: { stream: OutputStream; offset?: number; limit: number }) =>
-  unwrap(api.GET("/api/v1/commands/{command_id}/output", { params: { ...at(id).params, query } }));
+  unwrap(api.GET("/api/v1/commands/{command_id}/output", { params: { ...pathOf(id).params, query } }));
 
 /** The commands of a sandbox, newest first, loaded page by page. */
 export const useCommandPages = (sandboxId: string) =>
@@ -88,7 +88,7 @@ export const useExecuteCommand = defineMutation({
 
 export const useKillCommand = defineMutation({
   request: ({ id }: { id: string; sandboxId: string }) =>
-    unwrap(api.POST("/api/v1/commands/{command_id}/kill", at(id))),
+    unwrap(api.POST("/api/v1/commands/{command_id}/kill", pathOf(id))),
   onSuccess: (client, _, { sandboxId }) => client.invalidateQueries({ queryKey: keys.commands(sandboxId) }),
 });
 

@@ -6,10 +6,10 @@ import { keys } from "../keys";
 import { defineMutation } from "../mutation";
 import type { Checkout, FileDiff, GitStatus, UpdateMethod } from "../types";
 
-const at = (sandboxId: string) => ({ params: { path: { sandbox_id: sandboxId } } });
+const pathOf = (sandboxId: string) => ({ params: { path: { sandbox_id: sandboxId } } });
 
 const readCheckout = (sandboxId: string): Promise<Checkout> =>
-  unwrap(api.GET("/api/v1/git/{sandbox_id}", at(sandboxId)));
+  unwrap(api.GET("/api/v1/git/{sandbox_id}", pathOf(sandboxId)));
 
 const checkoutQuery = (sandboxId: string) =>
   queryOptions({ queryKey: keys.checkout(sandboxId), queryFn: () => readCheckout(sandboxId) });
@@ -40,7 +40,7 @@ export function isAhead(checkout: Checkout, status: GitStatus | undefined): bool
 export const useGitStatus = (sandboxId: string, options: { enabled?: boolean } = {}) =>
   useQuery({
     queryKey: keys.gitStatus(sandboxId),
-    queryFn: () => unwrap(api.GET("/api/v1/git/{sandbox_id}/status", at(sandboxId))),
+    queryFn: () => unwrap(api.GET("/api/v1/git/{sandbox_id}/status", pathOf(sandboxId))),
     ...options,
   });
 
@@ -92,7 +92,7 @@ export const useCommits = (sandboxId: string, options: { enabled: boolean }) =>
     queryKey: keys.history(sandboxId),
     queryFn: ({ pageParam }) => {
       const query = { limit: HISTORY_PAGE, skip: pageParam, base: true };
-      return unwrap(api.GET("/api/v1/git/{sandbox_id}/history", { params: { ...at(sandboxId).params, query } }));
+      return unwrap(api.GET("/api/v1/git/{sandbox_id}/history", { params: { ...pathOf(sandboxId).params, query } }));
     },
     initialPageParam: 0,
     getNextPageParam: (last, pages) => (last.items.length === HISTORY_PAGE ? pages.length * HISTORY_PAGE : undefined),

@@ -5,7 +5,7 @@ import { keys } from "../keys";
 import { defineMutation } from "../mutation";
 import type { McpServer } from "../types";
 
-const at = ({ projectId, id }: Pick<McpServer, "projectId" | "id">) => ({
+const pathOf = ({ projectId, id }: Pick<McpServer, "projectId" | "id">) => ({
   params: { path: { project_id: projectId, server_id: id } },
 });
 
@@ -31,17 +31,19 @@ export const useSaveMcpServer = defineMutation({
       ? unwrap(
           api.POST("/api/v1/projects/{project_id}/mcp-servers", { params: { path: { project_id: projectId } }, body }),
         )
-      : unwrap(api.PATCH("/api/v1/projects/{project_id}/mcp-servers/{server_id}", { ...at({ projectId, id }), body })),
+      : unwrap(
+          api.PATCH("/api/v1/projects/{project_id}/mcp-servers/{server_id}", { ...pathOf({ projectId, id }), body }),
+        ),
   onSuccess: (client, _, { projectId }) => void client.invalidateQueries({ queryKey: keys.mcpServers(projectId) }),
 });
 
 export const useTestMcpServer = defineMutation({
   request: (server: McpServer) =>
-    unwrap(api.POST("/api/v1/projects/{project_id}/mcp-servers/{server_id}/test", at(server))),
+    unwrap(api.POST("/api/v1/projects/{project_id}/mcp-servers/{server_id}/test", pathOf(server))),
 });
 
 export const useDeleteMcpServer = defineMutation({
   request: (server: McpServer) =>
-    unwrap(api.DELETE("/api/v1/projects/{project_id}/mcp-servers/{server_id}", at(server))),
+    unwrap(api.DELETE("/api/v1/projects/{project_id}/mcp-servers/{server_id}", pathOf(server))),
   onSuccess: (client, _, { projectId }) => client.invalidateQueries({ queryKey: keys.mcpServers(projectId) }),
 });

@@ -6,9 +6,10 @@ import { defineMutation } from "../mutation";
 import { invalidate } from "../refresh";
 import type { Sandbox } from "../types";
 
-const at = (id: string) => ({ params: { path: { sandbox_id: id } } });
+const pathOf = (id: string) => ({ params: { path: { sandbox_id: id } } });
 
-export const readSandbox = (id: string): Promise<Sandbox> => unwrap(api.GET("/api/v1/sandboxes/{sandbox_id}", at(id)));
+export const readSandbox = (id: string): Promise<Sandbox> =>
+  unwrap(api.GET("/api/v1/sandboxes/{sandbox_id}", pathOf(id)));
 
 const sandboxQuery = (id: string) => queryOptions({ queryKey: keys.sandbox(id), queryFn: () => readSandbox(id) });
 
@@ -40,11 +41,11 @@ const sandboxStatesQuery = queryOptions({
 export type SandboxAction = "pause" | "resume" | "fork" | "destroy";
 
 const ACTIONS: Record<SandboxAction, (id: string) => Promise<Sandbox | undefined>> = {
-  pause: (id) => unwrap(api.POST("/api/v1/sandboxes/{sandbox_id}/pause", at(id))),
-  resume: (id) => unwrap(api.POST("/api/v1/sandboxes/{sandbox_id}/resume", at(id))),
-  fork: (id) => unwrap(api.POST("/api/v1/sandboxes/{sandbox_id}/fork", at(id))),
+  pause: (id) => unwrap(api.POST("/api/v1/sandboxes/{sandbox_id}/pause", pathOf(id))),
+  resume: (id) => unwrap(api.POST("/api/v1/sandboxes/{sandbox_id}/resume", pathOf(id))),
+  fork: (id) => unwrap(api.POST("/api/v1/sandboxes/{sandbox_id}/fork", pathOf(id))),
   destroy: async (id) => {
-    await unwrap(api.DELETE("/api/v1/sandboxes/{sandbox_id}", at(id)));
+    await unwrap(api.DELETE("/api/v1/sandboxes/{sandbox_id}", pathOf(id)));
     return undefined;
   },
 };
@@ -68,14 +69,14 @@ interface Polling {
 export const usePorts = (sandboxId: string, options: Polling) =>
   useQuery({
     queryKey: keys.ports(sandboxId),
-    queryFn: () => unwrap(api.GET("/api/v1/sandboxes/{sandbox_id}/ports", at(sandboxId))),
+    queryFn: () => unwrap(api.GET("/api/v1/sandboxes/{sandbox_id}/ports", pathOf(sandboxId))),
     ...options,
   });
 
 export const useMetrics = (sandboxId: string, options: Polling) =>
   useQuery({
     queryKey: keys.metrics(sandboxId),
-    queryFn: () => unwrap(api.GET("/api/v1/sandboxes/{sandbox_id}/metrics", at(sandboxId))),
+    queryFn: () => unwrap(api.GET("/api/v1/sandboxes/{sandbox_id}/metrics", pathOf(sandboxId))),
     ...options,
   });
 
@@ -83,12 +84,12 @@ export const useMetrics = (sandboxId: string, options: Polling) =>
 export const useDeniedConnections = (sandboxId: string, options: Polling) =>
   useQuery({
     queryKey: keys.deniedConnections(sandboxId),
-    queryFn: () => unwrap(api.GET("/api/v1/sandboxes/{sandbox_id}/denied", at(sandboxId))),
+    queryFn: () => unwrap(api.GET("/api/v1/sandboxes/{sandbox_id}/denied", pathOf(sandboxId))),
     ...options,
   });
 
 export async function readTerminals(sandboxId: string) {
-  return (await unwrap(api.GET("/api/v1/sandboxes/{sandbox_id}/terminals", at(sandboxId)))).items;
+  return (await unwrap(api.GET("/api/v1/sandboxes/{sandbox_id}/terminals", pathOf(sandboxId)))).items;
 }
 
 /** The open shells of a sandbox. */

@@ -5,7 +5,7 @@ import { keys } from "../keys";
 import { defineMutation } from "../mutation";
 import { invalidate } from "../refresh";
 
-const at = (id: string) => ({ params: { path: { schedule_id: id } } });
+const pathOf = (id: string) => ({ params: { path: { schedule_id: id } } });
 
 /** The schedules of a project, or of all projects. */
 export const useSchedules = (projectId: string | undefined) =>
@@ -27,24 +27,24 @@ export const useSaveSchedule = defineMutation({
   request: ({ id, projectId, ...body }: ScheduleDraft) =>
     id === undefined
       ? unwrap(api.POST("/api/v1/schedules", { body: { ...body, projectId, enabled: true } }))
-      : unwrap(api.PATCH("/api/v1/schedules/{schedule_id}", { ...at(id), body })),
+      : unwrap(api.PATCH("/api/v1/schedules/{schedule_id}", { ...pathOf(id), body })),
   onSuccess: (client) => void client.invalidateQueries({ queryKey: keys.allSchedules() }),
 });
 
 export const useEnableSchedule = defineMutation({
   request: ({ id, enabled }: { id: string; enabled: boolean }) =>
-    unwrap(api.PATCH("/api/v1/schedules/{schedule_id}", { ...at(id), body: { enabled } })),
+    unwrap(api.PATCH("/api/v1/schedules/{schedule_id}", { ...pathOf(id), body: { enabled } })),
   onSettled: (client) => client.invalidateQueries({ queryKey: keys.allSchedules() }),
 });
 
 /** Create the schedule's task now. */
 export const useRunSchedule = defineMutation({
-  request: (id: string) => unwrap(api.POST("/api/v1/schedules/{schedule_id}/run", at(id))),
+  request: (id: string) => unwrap(api.POST("/api/v1/schedules/{schedule_id}/run", pathOf(id))),
   onSuccess: (client) =>
     void invalidate(client, keys.allTasks(), keys.boards(), keys.taskCounts(), keys.allSchedules()),
 });
 
 export const useDeleteSchedule = defineMutation({
-  request: (id: string) => unwrap(api.DELETE("/api/v1/schedules/{schedule_id}", at(id))),
+  request: (id: string) => unwrap(api.DELETE("/api/v1/schedules/{schedule_id}", pathOf(id))),
   onSuccess: (client) => client.invalidateQueries({ queryKey: keys.allSchedules() }),
 });

@@ -6,12 +6,12 @@ import { keys } from "../keys";
 import { defineMutation } from "../mutation";
 import type { Session } from "../types";
 
-const at = (id: string) => ({ params: { path: { session_id: id } } });
+const pathOf = (id: string) => ({ params: { path: { session_id: id } } });
 
 const sessionQuery = (id: string) =>
   queryOptions({
     queryKey: keys.session(id),
-    queryFn: () => unwrap(api.GET("/api/v1/sessions/{session_id}", at(id))),
+    queryFn: () => unwrap(api.GET("/api/v1/sessions/{session_id}", pathOf(id))),
   });
 
 export const useSession = (id: string, options: { enabled?: boolean } = {}) =>
@@ -56,7 +56,7 @@ export const useCreateSession = defineMutation({
 });
 
 export const useForkSession = defineMutation({
-  request: (id: string) => unwrap(api.POST("/api/v1/sessions/{session_id}/fork", { ...at(id), body: {} })),
+  request: (id: string) => unwrap(api.POST("/api/v1/sessions/{session_id}/fork", { ...pathOf(id), body: {} })),
   onSuccess: (client, session) => {
     client.setQueryData(sessionQuery(session.id).queryKey, session);
     void client.invalidateQueries({ queryKey: keys.allSessions() });
@@ -75,23 +75,23 @@ function showSession(client: QueryClient, session: Session): void {
 
 export const useRenameSession = defineMutation({
   request: ({ id, title }: { id: string; title: string }) =>
-    unwrap(api.PATCH("/api/v1/sessions/{session_id}", { ...at(id), body: { title } })),
+    unwrap(api.PATCH("/api/v1/sessions/{session_id}", { ...pathOf(id), body: { title } })),
   onSuccess: showSession,
 });
 
 export const useArchiveSession = defineMutation({
-  request: (id: string) => unwrap(api.POST("/api/v1/sessions/{session_id}/archive", at(id))),
+  request: (id: string) => unwrap(api.POST("/api/v1/sessions/{session_id}/archive", pathOf(id))),
   onSuccess: showSession,
 });
 
 export const useDeleteSession = defineMutation({
-  request: (id: string) => unwrap(api.DELETE("/api/v1/sessions/{session_id}", at(id))),
+  request: (id: string) => unwrap(api.DELETE("/api/v1/sessions/{session_id}", pathOf(id))),
   onSuccess: (client) => client.invalidateQueries({ queryKey: keys.allSessions() }),
 });
 
 /** Start a new sandbox for a session whose sandbox failed or was deleted. */
 export const useProvisionSandbox = defineMutation({
-  request: (id: string) => unwrap(api.POST("/api/v1/sessions/{session_id}/provision", at(id))),
+  request: (id: string) => unwrap(api.POST("/api/v1/sessions/{session_id}/provision", pathOf(id))),
   onSuccess: (client, session, id) => {
     client.setQueryData(sessionQuery(id).queryKey, session);
     return client.invalidateQueries({ queryKey: keys.session(id) });
@@ -102,5 +102,5 @@ export const useProvisionSandbox = defineMutation({
 export const useRemoteAccess = (sessionId: string) =>
   useQuery({
     queryKey: keys.remoteAccess(sessionId),
-    queryFn: () => unwrap(api.GET("/api/v1/sessions/{session_id}/remote", at(sessionId))),
+    queryFn: () => unwrap(api.GET("/api/v1/sessions/{session_id}/remote", pathOf(sessionId))),
   });

@@ -9,7 +9,7 @@ import { invalidate } from "../refresh";
 import type { Task } from "../types";
 import { updateCachedCards } from "./board";
 
-const at = (id: string) => ({ params: { path: { task_id: id } } });
+const pathOf = (id: string) => ({ params: { path: { task_id: id } } });
 
 /** All tasks that the caller may see, of one project or of all. */
 export const useTasks = (projectId: string | undefined, options: { enabled?: boolean } = {}) =>
@@ -22,7 +22,7 @@ export const useTasks = (projectId: string | undefined, options: { enabled?: boo
     ...options,
   });
 
-export const readTask = (id: string): Promise<Task> => unwrap(api.GET("/api/v1/tasks/{task_id}", at(id)));
+export const readTask = (id: string): Promise<Task> => unwrap(api.GET("/api/v1/tasks/{task_id}", pathOf(id)));
 
 export const taskQuery = (id: string) => queryOptions({ queryKey: keys.task(id), queryFn: () => readTask(id) });
 
@@ -67,7 +67,7 @@ function showTask(client: QueryClient, task: Task): void {
 type TaskDraft = { id: string; body: Schemas["TaskChange"] } | { id?: undefined; body: Schemas["NewTask"] };
 
 const updateTask = ({ id, ...body }: Schemas["TaskChange"] & { id: string }): Promise<Task> =>
-  unwrap(api.PATCH("/api/v1/tasks/{task_id}", { ...at(id), body }));
+  unwrap(api.PATCH("/api/v1/tasks/{task_id}", { ...pathOf(id), body }));
 
 /** Create a task, or change one in its form. */
 export const useSaveTask = defineMutation({
@@ -84,17 +84,17 @@ export const useSaveTask = defineMutation({
 export const useUpdateTask = defineMutation({ request: updateTask, onSuccess: showTask });
 
 export const moveTask = ({ id, ...body }: Schemas["Move"] & { id: string }): Promise<Task> =>
-  unwrap(api.POST("/api/v1/tasks/{task_id}/move", { ...at(id), body }));
+  unwrap(api.POST("/api/v1/tasks/{task_id}/move", { ...pathOf(id), body }));
 
 export const useMoveTask = defineMutation({ request: moveTask, onSuccess: showTask });
 
 export const useStopTask = defineMutation({
-  request: (id: string): Promise<Task> => unwrap(api.POST("/api/v1/tasks/{task_id}/stop", at(id))),
+  request: (id: string): Promise<Task> => unwrap(api.POST("/api/v1/tasks/{task_id}/stop", pathOf(id))),
   onSuccess: showTask,
 });
 
 export const retryTask = ({ id, ...body }: Partial<Schemas["Retry"]> & { id: string }): Promise<Task> =>
-  unwrap(api.POST("/api/v1/tasks/{task_id}/retry", { ...at(id), ...(Object.keys(body).length > 0 && { body }) }));
+  unwrap(api.POST("/api/v1/tasks/{task_id}/retry", { ...pathOf(id), ...(Object.keys(body).length > 0 && { body }) }));
 
 export const useRetryTask = defineMutation({ request: retryTask, onSuccess: showTask });
 
@@ -102,7 +102,7 @@ const DELETE_TRIES = 60;
 
 /** Delete a task. The platform answers `conflict` until its running attempts have stopped, so the request is repeated. */
 export const useDeleteTask = defineMutation({
-  request: (id: string) => unwrap(api.DELETE("/api/v1/tasks/{task_id}", at(id))),
+  request: (id: string) => unwrap(api.DELETE("/api/v1/tasks/{task_id}", pathOf(id))),
   retry: (count, error) => count < DELETE_TRIES && error instanceof ApiError && error.code === "conflict",
   retryDelay: 500,
   onSuccess: (client, _, id) => updateCachedCards(client, removeCard(id)),
@@ -111,6 +111,6 @@ export const useDeleteTask = defineMutation({
 /** Pick one of the attempts of a task; the others are archived. */
 export const usePickAttempt = defineMutation({
   request: ({ id, attemptId }: { id: string; attemptId: string }): Promise<Task> =>
-    unwrap(api.POST("/api/v1/tasks/{task_id}/pick", { ...at(id), body: { attemptId } })),
+    unwrap(api.POST("/api/v1/tasks/{task_id}/pick", { ...pathOf(id), body: { attemptId } })),
   onSuccess: (client, task) => void client.setQueryData(taskQuery(task.id).queryKey, task),
 });

@@ -20,7 +20,7 @@ export interface Actions {
   /** Open the task's page, or one of its tabs. */
   open: (task: TaskCard, tab?: string) => void;
   /** Open the card's menu at the button. */
-  menu: (task: TaskCard, button: HTMLElement) => void;
+  openMenu: (task: TaskCard, button: HTMLElement) => void;
   /** Handle keyboard navigation between cards. */
   handleKey: (task: TaskCard, event: React.KeyboardEvent) => void;
 }
@@ -79,7 +79,7 @@ export function useBoardActions(announce: (text: string) => void, focusRequest: 
     [mutate, announce, focusRequest],
   );
 
-  const actions = useMemo<Omit<Actions, "handleKey" | "menu" | "open">>(() => {
+  const actions = useMemo<Omit<Actions, "handleKey" | "openMenu" | "open">>(() => {
     /** Send a request unless the same one is under way. */
     const sendOnce = (verb: "stop" | "retry", task: TaskCard, send: () => void) => {
       const name = `${verb} ${task.id}`;

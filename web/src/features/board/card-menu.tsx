@@ -13,14 +13,14 @@ const ICON = "size-3.5 text-faint";
 
 /** The menu button of a card. All cards share one menu, because hundreds of menus would slow down scrolling. */
 export function CardMenuButton({ task, tabStop }: { task: TaskCard; tabStop: boolean }) {
-  const { menu } = useActions();
+  const { openMenu } = useActions();
   return (
     <button
       type="button"
       tabIndex={tabStop ? 0 : -1}
       aria-haspopup="menu"
       aria-label={`Actions for ${task.title}`}
-      onClick={(event) => menu(task, event.currentTarget)}
+      onClick={(event) => openMenu(task, event.currentTarget)}
       className="grid size-6 shrink-0 place-items-center rounded text-faint hover:bg-hover hover:text-text"
     >
       <Ellipsis className="size-4" aria-hidden />

@@ -19,7 +19,7 @@ import type { Sandbox, TaskCard } from "@/api/types";
 import { WorkTime } from "@/features/attempts/work-time";
 import { plainText } from "@/lib/fences";
 import { ESTIMATED, formatCost, pluralize } from "@/lib/format";
-import { safeHref } from "@/lib/links";
+import { sanitizeHref } from "@/lib/links";
 import { CHECKS, PULLS, SANDBOXES } from "@/model/status-labels";
 import {
   currentAttempts,
@@ -232,7 +232,7 @@ function Outcome({ task, tabStop }: { task: TaskCard; tabStop: boolean }) {
   const verified = isHidden ? null : result;
   if (!pull && verified === null) return null;
   const numberText = pull?.number ? `#${pull.number}` : undefined;
-  const forgeUrl = numberText && /^https?:/.test(pull?.url ?? "") ? safeHref(pull?.url) : undefined;
+  const forgeUrl = numberText && /^https?:/.test(pull?.url ?? "") ? sanitizeHref(pull?.url) : undefined;
   const Icon = numberText ? GitPullRequest : GitBranch;
   const label = pull && (
     <Badge

@@ -89,19 +89,19 @@ function Board({
   const [draggedFrom, setDraggedFrom] = useState<Column | null>(null);
 
   const loadCards = useLoadMoreCards(filters);
-  const shown = useMemo(() => columnsOf(data.items), [data.items]);
+  const cardsByColumn = useMemo(() => columnsOf(data.items), [data.items]);
   const byId = useMemo(() => new Map(data.items.map((card) => [card.id, card])), [data.items]);
   const loadMore = useCallback(
     (column: Column) => loadCards(column).catch(showError("Could not load more cards")),
     [loadCards],
   );
-  const announce = useCallback((words: string) => {
-    if (announcement.current) announcement.current.textContent = words;
+  const announce = useCallback((text: string) => {
+    if (announcement.current) announcement.current.textContent = text;
   }, []);
   const { actions, dialog, setDialog, run } = useBoardActions(announce, focusRequest);
 
-  const latest = useRef({ shown, byId, folded });
-  latest.current = { shown, byId, folded };
+  const latest = useRef({ cardsByColumn, byId, folded });
+  latest.current = { cardsByColumn, byId, folded };
   const focusByColumn = useRef(new Map<Column, (index: number) => void>());
   const register = useCallback((column: Column, focus: ((index: number) => void) | null) => {
     if (focus) focusByColumn.current.set(column, focus);
@@ -119,18 +119,18 @@ function Board({
       if (event.ctrlKey || event.metaKey || event.shiftKey) return;
       const now = latest.current;
       if (!event.altKey) {
-        const spot = findNextCard(event.key, now.shown, now.folded, task);
-        if (spot) {
+        const next = findNextCard(event.key, now.cardsByColumn, now.folded, task);
+        if (next) {
           event.preventDefault();
           focusRequest.current = null;
-          focusByColumn.current.get(spot.column)?.(spot.index);
+          focusByColumn.current.get(next.column)?.(next.index);
         }
         return;
       }
       const step = event.key === "ArrowUp" || event.key === "ArrowLeft" ? -1 : 1;
       if (event.key === "ArrowUp" || event.key === "ArrowDown") {
         event.preventDefault();
-        const place = stepPlace(now.shown[task.status], task, step);
+        const place = stepPlace(now.cardsByColumn[task.status], task, step);
         if (place !== null) actions.move(task, task.status, place, true);
       } else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
         event.preventDefault();
@@ -142,7 +142,7 @@ function Board({
       ...actions,
       handleKey,
       open: (task, tab) => navigate({ to: "/tasks/$taskId", params: { taskId: task.id }, search: tab ? { tab } : {} }),
-      menu: (task, button) => {
+      openMenu: (task, button) => {
         focusRequest.current = null; // A card that returns later must not take the focus from the menu, which would close it.
         setMenu({ task, button });
       },
@@ -150,13 +150,13 @@ function Board({
   }, [actions, navigate]);
 
   useEffect(() => {
-    const scrolling = board.current ? new AutoScroll(board.current, "x") : undefined;
+    const autoScroll = board.current ? new AutoScroll(board.current, "x") : undefined;
     return monitorForElements({
       canMonitor: ({ source }) => source.data.kind === "card",
       onDragStart: ({ source }) => setDraggedFrom(findCard(source.data.id)?.status ?? null),
-      onDrag: ({ location }) => scrolling?.update(location.current.input.clientX, location.current.input.clientY),
+      onDrag: ({ location }) => autoScroll?.update(location.current.input.clientX, location.current.input.clientY),
       onDrop: () => {
-        scrolling?.stop();
+        autoScroll?.stop();
         setDraggedFrom(null);
       },
     });
@@ -174,7 +174,7 @@ function Board({
   const limits = (onlyProject && view.projects.get(onlyProject)?.settings.tasks?.wipLimits) || {};
   return (
     <ActionsContext value={boardActions}>
-      <ColumnPicker board={board} counts={data.counts} shown={shown} onPick={(column) => fold(column, false)} />
+      <ColumnPicker board={board} counts={data.counts} shown={cardsByColumn} onPick={(column) => fold(column, false)} />
       <div
         ref={board}
         className={`flex min-h-0 flex-1 gap-2.5 overflow-x-auto px-3 pb-3 sm:snap-none sm:px-4 ${draggedFrom ? "" : "snap-x snap-mandatory"}`}
@@ -183,7 +183,7 @@ function Board({
           <BoardColumn
             key={column}
             column={column}
-            shown={shown[column]}
+            shown={cardsByColumn[column]}
             count={data.counts[column]}
             onMore={loadMore}
             limit={limits[column as keyof typeof limits]}

@@ -1,7 +1,7 @@
 /** A comment below its lines, and the box for writing one. */
 import { MessageSquare, Pencil, Trash2 } from "lucide-react";
 import { type KeyboardEvent, useEffect, useRef, useState } from "react";
-import { type Comment, type Place, placeWords } from "@/features/conversation/comments";
+import { type Comment, describePlace, type Place } from "@/features/conversation/comments";
 import { Button, IconButton } from "@/ui/button";
 import { Textarea } from "@/ui/field";
 
@@ -14,6 +14,7 @@ export function CommentView({
   onRemove,
 }: {
   comment: Comment;
+  /** Its lines are no longer in the diff. */
   loose: boolean;
   onEdit: (text: string) => void;
   onRemove: () => void;
@@ -36,11 +37,11 @@ export function CommentView({
     );
   }
   return (
-    <section aria-label={`Comment on ${comment.path}, ${placeWords(comment)}`} className={FRAME}>
+    <section aria-label={`Comment on ${comment.path}, ${describePlace(comment)}`} className={FRAME}>
       <div className="flex items-center gap-1.5 border-b px-2.5 py-0.5 text-xs text-soft">
         <MessageSquare className="size-3.5 shrink-0 text-accent" aria-hidden />
         <span className="mr-auto">
-          Your comment on {placeWords(comment)}
+          Your comment on {describePlace(comment)}
           {loose && ", which is no longer in the diff"}
         </span>
         <IconButton size="sm" label="Edit comment" onClick={() => setText(comment.text)}>
@@ -80,10 +81,10 @@ export function CommentEditor({
   useEffect(() => {
     box.current?.focus({ preventScroll: true });
     // The list positions the box in the next frame; scroll until its buttons are visible too.
-    const later = requestAnimationFrame(() => frame.current?.scrollIntoView({ block: "nearest" }));
-    return () => cancelAnimationFrame(later);
+    const frameRequest = requestAnimationFrame(() => frame.current?.scrollIntoView({ block: "nearest" }));
+    return () => cancelAnimationFrame(frameRequest);
   }, []);
-  const key = (event: KeyboardEvent) => {
+  const handleKey = (event: KeyboardEvent) => {
     event.stopPropagation();
     if (event.key === "Enter" && (event.metaKey || event.ctrlKey)) {
       event.preventDefault();
@@ -93,11 +94,11 @@ export function CommentEditor({
   return (
     <section
       ref={frame}
-      aria-label={`Write a comment on ${place.path}, ${placeWords(place)}`}
+      aria-label={`Write a comment on ${place.path}, ${describePlace(place)}`}
       className={`${FRAME} scroll-my-2 p-2.5`}
     >
       <p className="mb-1.5 text-xs text-soft">
-        On {placeWords(place)}.
+        On {describePlace(place)}.
         <span className="pointer-coarse:hidden"> Shift+click another line number to select a range.</span>
       </p>
       <Textarea
@@ -107,7 +108,7 @@ export function CommentEditor({
         aria-label="Comment"
         placeholder="What should be different here?"
         onChange={(event) => onText(event.target.value)}
-        onKeyDown={key}
+        onKeyDown={handleKey}
       />
       <div className="mt-1.5 flex justify-end gap-2">
         <Button size="sm" onClick={onCancel}>

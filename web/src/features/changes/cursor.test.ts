@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { FileDiff } from "@/api/types";
-import { type Cursor, placeOf, step } from "./cursor";
+import { type Cursor, moveCursor, placeOf } from "./cursor";
 import { rowsOf } from "./rows";
 
 const file = (path: string) =>
@@ -10,11 +10,11 @@ const rows = rowsOf(files, { split: false, folded: new Set(), comments: [], draf
 
 function walk(moves: [1 | -1, boolean][]): Cursor | null {
   let cursor: Cursor | null = null;
-  for (const [by, extend] of moves) cursor = step(rows, files, cursor, by, extend)?.cursor ?? cursor;
+  for (const [by, extend] of moves) cursor = moveCursor(rows, files, cursor, by, extend)?.cursor ?? cursor;
   return cursor;
 }
 
-describe("step", () => {
+describe("moveCursor", () => {
   it("moves from line to line and into the next file", () => {
     expect(walk([[1, false]])).toMatchObject({ path: "a", side: "new", head: 1 });
     expect(
@@ -39,6 +39,6 @@ describe("step", () => {
 
   it("starts over if its line no longer exists", () => {
     const gone: Cursor = { path: "a", side: "new", origin: 99, head: 99 };
-    expect(step(rows, files, gone, 1, false)?.cursor).toMatchObject({ path: "a", head: 1 });
+    expect(moveCursor(rows, files, gone, 1, false)?.cursor).toMatchObject({ path: "a", head: 1 });
   });
 });

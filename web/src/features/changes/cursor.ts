@@ -12,11 +12,13 @@ export interface Cursor {
   head: number;
 }
 
+/** Return the lines that are selected. */
 export function placeOf(cursor: Cursor): Place {
   const { path, side, origin, head } = cursor;
   return { path, side, from: Math.min(origin, head), to: Math.max(origin, head) };
 }
 
+/** Return the lines of code in a row: one, or two in a split view, with the new one first. None for headers and comments. */
 export function linesOf(row: Row): Line[] {
   if (row.kind === "line") return [row.hunk.lines[row.at] as Line];
   if (row.kind !== "pair") return [];
@@ -28,10 +30,10 @@ function isAt(row: Row, path: string, cursor: Cursor): boolean {
 }
 
 /**
- * Return the next line up or down, with its row index. Without a cursor, return the first line at or after `from`. `extend` keeps the
- * origin, its file and its side.
+ * Return the cursor one line further down (`by` 1) or up (-1), and the index of its row; null if there is no such line. Without a cursor,
+ * start with the first line at or after `from`. `extend` keeps the origin, its file and its side.
  */
-export function step(
+export function moveCursor(
   rows: Row[],
   files: FileDiff[],
   cursor: Cursor | null,
@@ -41,7 +43,7 @@ export function step(
 ): { cursor: Cursor; index: number } | null {
   const path = (row: Row) => files[row.file]?.path ?? "";
   let index = cursor ? rows.findIndex((row) => isAt(row, path(row), cursor)) : from - 1;
-  if (cursor && index < 0) return step(rows, files, null, 1, false, from);
+  if (cursor && index < 0) return moveCursor(rows, files, null, 1, false, from);
   for (index += by; index >= 0 && index < rows.length; index += by) {
     const row = rows[index] as Row;
     const [line] = linesOf(row);
@@ -57,8 +59,8 @@ export function step(
   return null;
 }
 
-/** Whether a line is within a place. */
-export function inPlace(place: Place | null, path: string, line: Line | undefined): boolean {
+/** Return whether a line is within a place. */
+export function isInPlace(place: Place | null, path: string, line: Line | undefined): boolean {
   if (!place || !line || place.path !== path) return false;
   const number = line[place.side];
   return number > 0 && number >= place.from && number <= place.to;

@@ -30,10 +30,10 @@ function emphasis(hunk: Hunk, line: Line): Span[] {
   if (!counterpart) return [];
   let found = spans.get(line);
   if (!found) {
-    const [old, made] = line.kind === "del" ? [line, counterpart] : [counterpart, line];
-    const words = changedWords(old.text, made.text);
+    const [old, added] = line.kind === "del" ? [line, counterpart] : [counterpart, line];
+    const words = changedWords(old.text, added.text);
     spans.set(old, words?.old ?? []);
-    spans.set(made, words?.new ?? []);
+    spans.set(added, words?.new ?? []);
     found = spans.get(line) ?? [];
   }
   return found;

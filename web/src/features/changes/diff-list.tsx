@@ -16,7 +16,7 @@ import { languageOf } from "@/lib/highlight";
 import { isCoarse } from "@/lib/pointer";
 import type { Side } from "@/model/patch";
 import { CommentEditor, CommentView } from "./comment-box";
-import { type Cursor, inPlace, placeOf, step } from "./cursor";
+import { type Cursor, isInPlace, moveCursor, placeOf } from "./cursor";
 import { FileHead, FileNote, HunkHead } from "./diff-file";
 import { type OnGutter, SplitLine, UnifiedLine } from "./diff-line";
 import { coloursOf, useColours } from "./highlighting";
@@ -106,30 +106,32 @@ export function DiffList(props: ListProps) {
   useImperativeHandle(props.ref, () => ({ toFile }));
 
   const chosen = draft ?? (cursor ? placeOf(cursor) : null);
-  const live = useRef({ draft, onDraft });
-  live.current = { draft, onDraft };
-  const gutters = useGutters(live);
-  const key = (event: KeyboardEvent) => {
+  const latest = useRef({ draft, onDraft });
+  latest.current = { draft, onDraft };
+  const gutters = useGutters(latest);
+  const handleKey = (event: KeyboardEvent) => {
     if (event.defaultPrevented || event.metaKey || event.ctrlKey || event.altKey || isTyping(event.target)) return;
-    const walk = (by: 1 | -1) => {
-      const made = step(rows, files, cursor, by, event.shiftKey, virtual.range?.startIndex ?? 0);
-      if (!made) return;
-      setCursor(made.cursor);
-      virtual.scrollToIndex(Math.min(rows.length - 1, Math.max(0, made.index + (by > 0 ? 1 : -3))), { align: "auto" });
+    const moveLine = (by: 1 | -1) => {
+      const target = moveCursor(rows, files, cursor, by, event.shiftKey, virtual.range?.startIndex ?? 0);
+      if (!target) return;
+      setCursor(target.cursor);
+      virtual.scrollToIndex(Math.min(rows.length - 1, Math.max(0, target.index + (by > 0 ? 1 : -3))), {
+        align: "auto",
+      });
     };
     const at = files.findIndex((file) => file.path === (cursor?.path ?? current));
     const file = files[at];
-    const jump = (by: number) => {
+    const moveFile = (by: number) => {
       const next = files[at + by];
       if (!next) return;
       setCursor(null);
       toFile(next.path);
     };
     const moves: Record<string, () => void> = {
-      j: () => walk(1),
-      k: () => walk(-1),
-      n: () => jump(1),
-      p: () => jump(-1),
+      j: () => moveLine(1),
+      k: () => moveLine(-1),
+      n: () => moveFile(1),
+      p: () => moveFile(-1),
       x: () => file && props.onFold(file.path, !folded.has(file.path)),
       v: () => file && props.onViewed?.(file, !props.isViewed?.(file)),
       c: () => cursor && store && onDraft({ ...placeOf(cursor), origin: cursor.origin, text: "" }),
@@ -141,7 +143,7 @@ export function DiffList(props: ListProps) {
     move();
   };
 
-  const draw = (row: Row): ReactNode => {
+  const renderRow = (row: Row): ReactNode => {
     const file = files[row.file] as FileDiff;
     const onGutter = store ? gutters(file.path) : undefined;
     const tokens = (hunk: Parameters<typeof coloursOf>[0], at: number) => coloursOf(hunk, at, languageOf(file.path));
@@ -169,7 +171,7 @@ export function DiffList(props: ListProps) {
       case "hunk":
         return <HunkHead hunk={row.hunk} />;
       case "line": {
-        const inside = inPlace(chosen, file.path, row.hunk.lines[row.at]);
+        const inside = isInPlace(chosen, file.path, row.hunk.lines[row.at]);
         return (
           <UnifiedLine
             hunk={row.hunk}
@@ -184,7 +186,7 @@ export function DiffList(props: ListProps) {
         const half = (at: number, side: Side) => ({
           at,
           tokens: tokens(row.hunk, at),
-          chosen: chosen?.side === side && inPlace(chosen, file.path, row.hunk.lines[at]),
+          chosen: chosen?.side === side && isInPlace(chosen, file.path, row.hunk.lines[at]),
         });
         return (
           <SplitLine hunk={row.hunk} left={half(row.left, "old")} right={half(row.right, "new")} onGutter={onGutter} />
@@ -221,7 +223,7 @@ export function DiffList(props: ListProps) {
       aria-label="Changed lines"
       // biome-ignore lint/a11y/noNoninteractiveTabindex: it scrolls, so the keyboard must reach it
       tabIndex={0}
-      onKeyDown={key}
+      onKeyDown={handleKey}
       className="@container min-h-0 min-w-0 flex-1 overflow-y-auto bg-surface [overflow-anchor:none]"
     >
       <div className="relative w-full" style={{ height: virtual.getTotalSize() }}>
@@ -237,7 +239,7 @@ export function DiffList(props: ListProps) {
               className={pinned ? "sticky top-0 z-10" : "absolute top-0 left-0 w-full"}
               style={pinned ? undefined : { transform: `translateY(${item.start}px)` }}
             >
-              {draw(row)}
+              {renderRow(row)}
             </div>
           );
         })}
@@ -247,20 +249,20 @@ export function DiffList(props: ListProps) {
 }
 
 /** Return a stable callback for each file, so that memoized lines do not re-render. */
-function useGutters(live: {
+function useGutters(latest: {
   current: { draft: Draft | null; onDraft: (draft: Draft | null) => void };
 }): (path: string) => OnGutter {
-  const made = useRef(new Map<string, OnGutter>());
+  const callbacks = useRef(new Map<string, OnGutter>());
   return (path) => {
-    let gutter = made.current.get(path);
+    let gutter = callbacks.current.get(path);
     if (!gutter) {
       gutter = (side, number, extend) => {
-        const { draft, onDraft } = live.current;
+        const { draft, onDraft } = latest.current;
         if (extend && draft?.path === path && draft.side === side) {
           onDraft({ ...draft, ...placeOf({ path, side, origin: draft.origin, head: number }) });
         } else onDraft({ path, side, from: number, to: number, origin: number, text: draft?.text ?? "" });
       };
-      made.current.set(path, gutter);
+      callbacks.current.set(path, gutter);
     }
     return gutter;
   };

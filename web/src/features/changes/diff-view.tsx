@@ -16,7 +16,7 @@ import { Counts } from "./diff-file";
 import { DiffList, type Draft, type ListHandle } from "./diff-list";
 import { FileTree } from "./file-tree";
 import { patchOf, rowsOf } from "./rows";
-import { inTreeOrder } from "./tree";
+import { sortInTreeOrder } from "./tree";
 import { useViewed } from "./viewed-files";
 
 export interface DiffViewProps {
@@ -179,7 +179,7 @@ export function DiffView({ diff, commentable, viewedAs, onLoad, fileActions, bar
 function useLoaded(diff: Diff, onLoad: DiffViewProps["onLoad"]) {
   const [loaded, setLoaded] = useState<ReadonlyMap<FileDiff, FileDiff>>(new Map());
   const [loading, setLoading] = useState<ReadonlySet<string>>(new Set());
-  const ordered = useMemo(() => inTreeOrder(diff.files), [diff.files]);
+  const ordered = useMemo(() => sortInTreeOrder(diff.files), [diff.files]);
   const files = useMemo(() => ordered.map((file) => loaded.get(file) ?? file), [ordered, loaded]);
   const loadFile = async (file: FileDiff) => {
     setLoading((now) => new Set(now).add(file.path));

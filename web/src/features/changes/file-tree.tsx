@@ -7,7 +7,7 @@ import { markHidden } from "@/lib/hidden-characters";
 import { Input } from "@/ui/field";
 import { VisibleText } from "@/ui/visible-text";
 import { Counts, Letter } from "./diff-file";
-import { type Node, shownNodes } from "./tree";
+import { listVisibleNodes, type Node } from "./tree";
 
 export const FileTree = memo(function FileTree({
   files,
@@ -25,7 +25,7 @@ export const FileTree = memo(function FileTree({
 }) {
   const [filter, setFilter] = useState("");
   const [folded, setFolded] = useState<ReadonlySet<string>>(new Set());
-  const nodes = useMemo(() => shownNodes(files, filter, folded), [files, filter, folded]);
+  const nodes = useMemo(() => listVisibleNodes(files, filter, folded), [files, filter, folded]);
   const [stop, setStop] = useState<string>();
   const list = useRef<HTMLDivElement>(null);
   const focused = nodes.find((node) => node.path === stop) ?? nodes.find((node) => node.path === current) ?? nodes[0];

@@ -74,7 +74,7 @@ export function GitBar({
   return (
     <>
       <div className="flex flex-wrap items-center gap-x-2 gap-y-1 border-b px-3 py-1.5">
-        <p className="mr-auto flex min-w-0 items-center gap-1.5 text-xs">
+        <p className="flex min-w-64 flex-1 items-center gap-1.5 text-xs">
           <GitBranch className="size-3.5 shrink-0 text-faint" aria-hidden />
           <span className="min-w-0 truncate font-mono" title={checkout.branch}>
             {status?.branch ?? checkout.branch}
@@ -83,58 +83,60 @@ export function GitBar({
           <span className="shrink-0 text-faint max-sm:hidden">from {checkout.baseBranch}</span>
           {!ahead && checkout.pushed !== null && <Badge tone="ok">pushed</Badge>}
         </p>
-        <IconButton size="sm" label="Refresh" busy={refreshing} onClick={onRefresh}>
-          {!refreshing && <RefreshCw className="size-3.5" aria-hidden />}
-        </IconButton>
-        <Menu
-          trigger={
-            <Button size="sm" busy={update.isPending} disabled={busy || gone} title={gone ? GONE : undefined}>
-              Update
-              <ChevronDown className="size-3.5" aria-hidden />
-            </Button>
-          }
-        >
-          <MenuTitle>Update from {checkout.baseBranch}</MenuTitle>
-          <MenuItem onSelect={() => startUpdate("check")}>
-            <RefreshCw className="size-3.5" aria-hidden /> Check for new commits
-          </MenuItem>
-          {checkout.pushed === null && (
-            <MenuItem onSelect={() => startUpdate("rebase")}>
-              <GitPullRequestArrow className="size-3.5" aria-hidden /> Rebase
+        <div className="ml-auto flex items-center gap-2">
+          <IconButton size="sm" label="Refresh" busy={refreshing} onClick={onRefresh}>
+            {!refreshing && <RefreshCw className="size-3.5" aria-hidden />}
+          </IconButton>
+          <Menu
+            trigger={
+              <Button size="sm" busy={update.isPending} disabled={busy || gone} title={gone ? GONE : undefined}>
+                Update
+                <ChevronDown className="size-3.5" aria-hidden />
+              </Button>
+            }
+          >
+            <MenuTitle>Update from {checkout.baseBranch}</MenuTitle>
+            <MenuItem onSelect={() => startUpdate("check")}>
+              <RefreshCw className="size-3.5" aria-hidden /> Check for new commits
             </MenuItem>
-          )}
-          <MenuItem onSelect={() => startUpdate("merge")}>
-            <GitMerge className="size-3.5" aria-hidden /> Merge
-          </MenuItem>
-          {checkout.pushed !== null && (
-            <MenuItem onSelect={() => startUpdate("merge", "branch")}>
-              <GitMerge className="size-3.5" aria-hidden /> Merge commits pushed by others
+            {checkout.pushed === null && (
+              <MenuItem onSelect={() => startUpdate("rebase")}>
+                <GitPullRequestArrow className="size-3.5" aria-hidden /> Rebase
+              </MenuItem>
+            )}
+            <MenuItem onSelect={() => startUpdate("merge")}>
+              <GitMerge className="size-3.5" aria-hidden /> Merge
             </MenuItem>
-          )}
-          {status?.underWay && (
-            <MenuItem danger onSelect={() => startUpdate("give_up")}>
-              <RotateCcw className="size-3.5" aria-hidden /> Abort the {status.underWay}
-            </MenuItem>
-          )}
-        </Menu>
-        <Button
-          size="sm"
-          busy={push.isPending}
-          disabled={busy || !ahead || gone}
-          onClick={() => push.mutate(sandboxId)}
-          title={
-            !ahead
-              ? checkout.pushed === null
-                ? "No commits to push"
-                : "Everything is pushed"
-              : gone
-                ? GONE
-                : undefined
-          }
-        >
-          {!push.isPending && <ArrowUpFromLine className="size-3.5" aria-hidden />}
-          Push
-        </Button>
+            {checkout.pushed !== null && (
+              <MenuItem onSelect={() => startUpdate("merge", "branch")}>
+                <GitMerge className="size-3.5" aria-hidden /> Merge commits pushed by others
+              </MenuItem>
+            )}
+            {status?.underWay && (
+              <MenuItem danger onSelect={() => startUpdate("give_up")}>
+                <RotateCcw className="size-3.5" aria-hidden /> Abort the {status.underWay}
+              </MenuItem>
+            )}
+          </Menu>
+          <Button
+            size="sm"
+            busy={push.isPending}
+            disabled={busy || !ahead || gone}
+            onClick={() => push.mutate(sandboxId)}
+            title={
+              !ahead
+                ? checkout.pushed === null
+                  ? "No commits to push"
+                  : "Everything is pushed"
+                : gone
+                  ? GONE
+                  : undefined
+            }
+          >
+            {!push.isPending && <ArrowUpFromLine className="size-3.5" aria-hidden />}
+            Push
+          </Button>
+        </div>
       </div>
       {error && (
         <ErrorBanner

@@ -7,7 +7,7 @@ const BLOCK = 300;
 const LONGEST_LINE = 2000;
 
 type Block = Map<number, Token[]> | "pending";
-const made = new WeakMap<Hunk, Map<string, Block>>();
+const blocksByHunk = new WeakMap<Hunk, Map<string, Block>>();
 const listeners = new Set<() => void>();
 const queue: (() => Promise<void>)[] = [];
 let version = 0;
@@ -31,10 +31,10 @@ export function coloursOf(hunk: Hunk, at: number, language: string | undefined):
   const side: Side = line.kind === "del" ? "old" : "new";
   const first = Math.floor(at / BLOCK) * BLOCK;
   const key = `${language}:${side}:${first}`;
-  let blocks = made.get(hunk);
+  let blocks = blocksByHunk.get(hunk);
   if (!blocks) {
     blocks = new Map();
-    made.set(hunk, blocks);
+    blocksByHunk.set(hunk, blocks);
   }
   const block = blocks.get(key);
   if (block === undefined) {

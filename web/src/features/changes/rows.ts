@@ -74,9 +74,10 @@ export function rowsOf(files: FileDiff[], shape: Shape): Row[] {
 }
 
 function groupLines(comments: Comment[]): Map<string, Comment[]> {
-  const made = new Map<string, Comment[]>();
-  for (const comment of comments) made.set(comment.path, [...(made.get(comment.path) ?? []), comment]);
-  return made;
+  const commentsByPath = new Map<string, Comment[]>();
+  for (const comment of comments)
+    commentsByPath.set(comment.path, [...(commentsByPath.get(comment.path) ?? []), comment]);
+  return commentsByPath;
 }
 
 function noteOf(file: FileDiff, patch: Patch) {

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import type { FileDiff } from "@/api/types";
-import { inTreeOrder, shownNodes } from "./tree";
+import { listVisibleNodes, sortInTreeOrder } from "./tree";
 
 const file = (path: string, added = 1, removed = 0): FileDiff => ({
   path,
@@ -17,9 +17,9 @@ const file = (path: string, added = 1, removed = 0): FileDiff => ({
 
 const FILES = [file("README.md"), file("src/app/a.ts", 3, 1), file("src/app/deep/b.ts"), file("docs/guide/start.md")];
 
-describe("shownNodes", () => {
+describe("listVisibleNodes", () => {
   it("lists folders first, joins single-child folders, and sums the counts", () => {
-    const nodes = shownNodes(FILES, "", new Set());
+    const nodes = listVisibleNodes(FILES, "", new Set());
     expect(nodes.map((node) => `${"  ".repeat(node.depth)}${node.name}`)).toEqual([
       "docs/guide",
       "  start.md",
@@ -34,12 +34,12 @@ describe("shownNodes", () => {
 
   it("hides files in collapsed folders unless a filter is set", () => {
     const folded = new Set(["src/app"]);
-    expect(shownNodes(FILES, "", folded).map((node) => node.name)).not.toContain("a.ts");
-    expect(shownNodes(FILES, "A.TS", folded).map((node) => node.name)).toEqual(["src/app", "a.ts"]);
+    expect(listVisibleNodes(FILES, "", folded).map((node) => node.name)).not.toContain("a.ts");
+    expect(listVisibleNodes(FILES, "A.TS", folded).map((node) => node.name)).toEqual(["src/app", "a.ts"]);
   });
 
   it("returns files in tree order", () => {
-    expect(inTreeOrder(FILES).map((item) => item.path)).toEqual([
+    expect(sortInTreeOrder(FILES).map((item) => item.path)).toEqual([
       "docs/guide/start.md",
       "src/app/deep/b.ts",
       "src/app/a.ts",

@@ -20,12 +20,12 @@ interface Folder {
   files: { name: string; index: number }[];
 }
 
-const empty = (): Folder => ({ folders: new Map(), files: [] });
+const makeFolder = (): Folder => ({ folders: new Map(), files: [] });
 
 /** Return the visible nodes in order, folders first. `folded` contains the paths of collapsed folders. */
-export function shownNodes(files: FileDiff[], filter: string, folded: ReadonlySet<string>): Node[] {
+export function listVisibleNodes(files: FileDiff[], filter: string, folded: ReadonlySet<string>): Node[] {
   const wanted = filter.trim().toLowerCase();
-  const root = empty();
+  const root = makeFolder();
   files.forEach((file, index) => {
     if (wanted && !file.path.toLowerCase().includes(wanted) && !file.oldPath?.toLowerCase().includes(wanted)) return;
     const parts = file.path.split("/");
@@ -34,7 +34,7 @@ export function shownNodes(files: FileDiff[], filter: string, folded: ReadonlySe
     for (const part of parts) {
       let next = folder.folders.get(part);
       if (!next) {
-        next = empty();
+        next = makeFolder();
         folder.folders.set(part, next);
       }
       folder = next;
@@ -42,13 +42,13 @@ export function shownNodes(files: FileDiff[], filter: string, folded: ReadonlySe
     folder.files.push({ name, index });
   });
   const nodes: Node[] = [];
-  walk(root, "", 0, files, wanted ? new Set() : folded, nodes);
+  appendNodes(root, "", 0, files, wanted ? new Set() : folded, nodes);
   return nodes;
 }
 
-function walk(
+function appendNodes(
   folder: Folder,
-  above: string,
+  parentPath: string,
   depth: number,
   files: FileDiff[],
   folded: ReadonlySet<string>,
@@ -62,10 +62,10 @@ function walk(
       name += `/${next}`;
       inner = only;
     }
-    const path = above ? `${above}/${name}` : name;
-    const node: Node = { kind: "folder", name, path, depth, index: -1, ...sums(inner, files) };
+    const path = parentPath ? `${parentPath}/${name}` : name;
+    const node: Node = { kind: "folder", name, path, depth, index: -1, ...sumChanges(inner, files) };
     nodes.push(node);
-    if (!folded.has(path)) walk(inner, path, depth + 1, files, folded, nodes);
+    if (!folded.has(path)) appendNodes(inner, path, depth + 1, files, folded, nodes);
   }
   for (const { name, index } of [...folder.files].sort((a, b) => a.name.localeCompare(b.name))) {
     const file = files[index] as FileDiff;
@@ -82,7 +82,7 @@ function walk(
   }
 }
 
-function sums(folder: Folder, files: FileDiff[]): { added: number; removed: number; count: number } {
+function sumChanges(folder: Folder, files: FileDiff[]): { added: number; removed: number; count: number } {
   const sum = { added: 0, removed: 0, count: 0 };
   for (const { index } of folder.files) {
     sum.added += files[index]?.added ?? 0;
@@ -90,7 +90,7 @@ function sums(folder: Folder, files: FileDiff[]): { added: number; removed: numb
     sum.count += 1;
   }
   for (const child of folder.folders.values()) {
-    const inner = sums(child, files);
+    const inner = sumChanges(child, files);
     sum.added += inner.added;
     sum.removed += inner.removed;
     sum.count += inner.count;
@@ -99,8 +99,8 @@ function sums(folder: Folder, files: FileDiff[]): { added: number; removed: numb
 }
 
 /** Return the files in tree order, so that the diff and the tree are in the same order. */
-export function inTreeOrder(files: FileDiff[]): FileDiff[] {
-  return shownNodes(files, "", new Set())
+export function sortInTreeOrder(files: FileDiff[]): FileDiff[] {
+  return listVisibleNodes(files, "", new Set())
     .filter((node) => node.kind === "file")
     .map((node) => files[node.index] as FileDiff);
 }

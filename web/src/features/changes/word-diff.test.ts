@@ -6,18 +6,18 @@ const cut = (text: string, spans: [number, number][] | undefined) => spans?.map(
 describe("changedWords", () => {
   it("finds the words that differ", () => {
     const old = "    digest = hashlib.md5(password.encode()).hexdigest()";
-    const made = "    digest = hashlib.sha256(password.encode()).hexdigest()";
-    const found = changedWords(old, made);
+    const revised = "    digest = hashlib.sha256(password.encode()).hexdigest()";
+    const found = changedWords(old, revised);
     expect(cut(old, found?.old)).toEqual(["md5"]);
-    expect(cut(made, found?.new)).toEqual(["sha256"]);
+    expect(cut(revised, found?.new)).toEqual(["sha256"]);
   });
 
   it("finds several insertions and no deletions", () => {
     const old = "call(one, two)";
-    const made = "call(one, extra, two, three)";
-    const found = changedWords(old, made);
+    const revised = "call(one, extra, two, three)";
+    const found = changedWords(old, revised);
     expect(found?.old).toEqual([]);
-    expect(cut(made, found?.new)?.join("|")).toMatch(/extra.*three/);
+    expect(cut(revised, found?.new)?.join("|")).toMatch(/extra.*three/);
   });
 
   it("returns null for lines with little in common, equal lines and very long lines", () => {

@@ -7,11 +7,11 @@ const LONGEST = 1000;
 const MOST = 160;
 const WORD = /[\p{L}\p{N}_]+|\s+|[^\p{L}\p{N}_\s]/gu;
 
-/** Return the spans that are only in `old` and only in `made`; null if the lines are equal, too different or too long. */
-export function changedWords(old: string, made: string): { old: Span[]; new: Span[] } | null {
-  if (old.length > LONGEST || made.length > LONGEST || old === made) return null;
+/** Return the spans that are only in `old` and only in `revised`; null if the lines are equal, too different or too long. */
+export function changedWords(old: string, revised: string): { old: Span[]; new: Span[] } | null {
+  if (old.length > LONGEST || revised.length > LONGEST || old === revised) return null;
   const before = old.match(WORD) ?? [];
-  const after = made.match(WORD) ?? [];
+  const after = revised.match(WORD) ?? [];
   let head = 0;
   while (head < before.length && head < after.length && before[head] === after[head]) head += 1;
   let tail = 0;
@@ -28,7 +28,7 @@ export function changedWords(old: string, made: string): { old: Span[]; new: Spa
   const start = length(before.slice(0, head));
   const spans = { old: outside(left, keepLeft, start), new: outside(right, keepRight, start) };
   const changed = Math.max(size(spans.old), size(spans.new));
-  return changed > 0.7 * Math.max(old.trim().length, made.trim().length) ? null : spans;
+  return changed > 0.7 * Math.max(old.trim().length, revised.trim().length) ? null : spans;
 }
 
 /** Return the longest common subsequence of words, as indexes into each list. */
@@ -87,7 +87,7 @@ export function markWords<T extends [kind: string, text: string]>(
   tokens: T[],
   spans: Span[],
 ): [kind: string, text: string, changed: boolean][] {
-  const made: [string, string, boolean][] = [];
+  const pieces: [string, string, boolean][] = [];
   let at = 0;
   let next = 0;
   for (const [kind, text] of tokens) {
@@ -98,10 +98,10 @@ export function markWords<T extends [kind: string, text: string]>(
       const inside = span !== undefined && span[0] <= at;
       const edge = span === undefined ? Number.POSITIVE_INFINITY : inside ? span[1] : span[0];
       const take = Math.min(text.length - from, edge - at);
-      made.push([kind, text.slice(from, from + take), inside]);
+      pieces.push([kind, text.slice(from, from + take), inside]);
       from += take;
       at += take;
     }
   }
-  return made;
+  return pieces;
 }

@@ -38,8 +38,8 @@ export function AskForm({
   onDecline: () => void;
 }) {
   const fields = useMemo(() => {
-    const made = parseFields(schema);
-    return made.length ? made : FREE;
+    const parsed = parseFields(schema);
+    return parsed.length ? parsed : FREE;
   }, [schema]);
   const [filled, setFilled] = useState<Record<string, Filled>>({});
   const [tried, setTried] = useState(false);

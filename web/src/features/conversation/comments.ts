@@ -59,7 +59,7 @@ export function quoteOf(patch: Patch | undefined, place: Place): string {
   return found.join("\n");
 }
 
-export function placeWords(place: Place): string {
+export function describePlace(place: Place): string {
   const lines = place.from === place.to ? `line ${place.from}` : `lines ${place.from}–${place.to}`;
   return place.side === "old" ? `${lines} (before the change)` : lines;
 }

@@ -5,7 +5,7 @@ import { isCoarse } from "@/lib/pointer";
 import { Button, IconButton } from "@/ui/button";
 import { Dialog } from "@/ui/dialog";
 import { Field, Textarea } from "@/ui/field";
-import { placeWords, promptOf, useComments } from "./comments";
+import { describePlace, promptOf, useComments } from "./comments";
 import { useDraft } from "./prompt-draft";
 
 const MOST = 50_000;
@@ -100,7 +100,7 @@ export function FeedbackDialog({
               <li key={comment.id} className="rounded-md border px-2.5 py-1.5">
                 <div className="flex items-center gap-2">
                   <p className="min-w-0 flex-1 font-mono text-2xs text-soft [overflow-wrap:anywhere]">
-                    {comment.path}, {placeWords(comment)}
+                    {comment.path}, {describePlace(comment)}
                   </p>
                   <IconButton
                     size="sm"

@@ -2,7 +2,7 @@ import { Bot, Brain, GitPullRequest, Image, Info, MessageSquare, TriangleAlert, 
 import { useEffect, useRef, useState } from "react";
 import type { Message, Turn } from "@/api/types";
 import { formatBytes } from "@/lib/format";
-import { safeHref } from "@/lib/links";
+import { sanitizeHref } from "@/lib/links";
 import { Markdown } from "@/ui/markdown";
 import { PlainText } from "@/ui/plain-text";
 import { Ago } from "@/ui/time";
@@ -183,7 +183,7 @@ const SAYS: Record<string, string> = {
 
 function FeedbackCard({ part, at }: { part: Message["parts"][number]; at: string }) {
   const said = feedbackOf(part);
-  const href = safeHref(said.url ?? undefined);
+  const href = sanitizeHref(said.url ?? undefined);
   const who = `${said.author || "Someone"} ${SAYS[said.kind] ?? "commented"}`;
   const Icon = said.kind === "check" ? TriangleAlert : said.kind === "review" ? GitPullRequest : MessageSquare;
   return (

@@ -147,9 +147,9 @@ function Picture({ path, bytes: data }: { path: string; bytes: Uint8Array<ArrayB
   const [url, setUrl] = useState<string>();
   const [broken, setBroken] = useState(false);
   useEffect(() => {
-    const made = URL.createObjectURL(new Blob([data], { type: imageType(path) as string }));
-    setUrl(made);
-    return () => URL.revokeObjectURL(made);
+    const objectUrl = URL.createObjectURL(new Blob([data], { type: imageType(path) as string }));
+    setUrl(objectUrl);
+    return () => URL.revokeObjectURL(objectUrl);
   }, [path, data]);
   if (broken)
     return <Empty title="Cannot display this image">It may be damaged or have the wrong file extension.</Empty>;

@@ -45,9 +45,9 @@ export function listCrumbs(folder: string): { name: string; path: string }[] {
 
 /** Return the folders between a folder and a path in it, to expand a tree down to that path. */
 export function foldersBetween(folder: string, path: string): string[] {
-  const made: string[] = [];
-  for (let at = parentOf(path); isWithin(at, folder) && at !== folder; at = parentOf(at)) made.push(at);
-  return made;
+  const folders: string[] = [];
+  for (let at = parentOf(path); isWithin(at, folder) && at !== folder; at = parentOf(at)) folders.push(at);
+  return folders;
 }
 
 export function extensionOf(path: string): string {

@@ -46,17 +46,17 @@ export function HistoryPanel({
     const again = () => void Promise.all([checkout.refetch(), commits.refetch(), checkpoints.refetch()]);
     return error ? <ErrorState error={error} retry={again} /> : <Loading lines={8} />;
   }
-  const made = commits.data.pages.flatMap((page) => page.items);
+  const loaded = commits.data.pages.flatMap((page) => page.items);
   const before = commits.data.pages.at(-1)?.base ?? [];
   const kept = checkpoints.data.pages.flatMap((page) => page.items);
   const { pushed, baseBranch, baseCommit } = checkout.data;
-  const entries = timeline({ commits: made, more: commits.hasNextPage, checkpoints: kept, pushed });
+  const entries = timeline({ commits: loaded, more: commits.hasNextPage, checkpoints: kept, pushed });
   const loose = status.data?.entries.length ?? 0;
   return (
     <div className="flex min-h-0 flex-1 flex-col">
       <div className="flex flex-wrap items-center gap-2 border-b px-3 py-1.5">
         <p className="mr-auto text-xs text-soft">
-          {pluralize(made.length, "commit")}
+          {pluralize(loaded.length, "commit")}
           {commits.hasNextPage && " or more"}, {pluralize(kept.length, "checkpoint")}
           {checkpoints.hasNextPage && " or more"}
         </p>

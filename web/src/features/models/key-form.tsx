@@ -5,7 +5,7 @@ import { useCurrentUser } from "@/api/queries/account";
 import { useAddModelKey, useModelPresets } from "@/api/queries/models";
 import { useProject } from "@/api/queries/projects";
 import type { Agent } from "@/api/types";
-import { safeHref } from "@/lib/links";
+import { sanitizeHref } from "@/lib/links";
 import { findingsOf } from "@/model/connection-test";
 import { Button } from "@/ui/button";
 import { Field, Input, Select } from "@/ui/field";
@@ -103,7 +103,7 @@ function KeyFields({
     event.stopPropagation();
     if (!save.isPending) submit(true);
   };
-  const link = safeHref(preset.keyUrl ?? undefined);
+  const link = sanitizeHref(preset.keyUrl ?? undefined);
   return (
     <form
       onSubmit={onSubmit}

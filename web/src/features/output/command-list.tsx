@@ -10,18 +10,18 @@ interface Props {
   commands: Command[];
   chosen: string | undefined;
   onChoose: (id: string) => void;
-  more: boolean;
-  onMore: () => void;
+  hasMore: boolean;
+  onLoadMore: () => void;
   loading: boolean;
 }
 
 /** The commands of a sandbox, newest first. */
-export function CommandList({ commands, chosen, onChoose, more, onMore, loading }: Props) {
+export function CommandList({ commands, chosen, onChoose, hasMore, onLoadMore, loading }: Props) {
   return (
     <nav aria-label="Commands" className="min-h-0 overflow-y-auto">
       <ul>
         {commands.map((command) => {
-          const word = commandStatus(command);
+          const status = commandStatus(command);
           return (
             <li key={command.id}>
               <button
@@ -37,8 +37,8 @@ export function CommandList({ commands, chosen, onChoose, more, onMore, loading 
                   {command.command.slice(0, 300)}
                 </span>
                 <span className="flex w-full items-center gap-1.5 text-2xs text-soft tabular-nums">
-                  <Dot tone={word.tone} pulse={word.busy ?? false} />
-                  {word.text}
+                  <Dot tone={status.tone} pulse={status.busy ?? false} />
+                  {status.text}
                   <CommandDuration command={command} />
                   <Ago at={command.startedAt} className="ml-auto text-faint" />
                 </span>
@@ -47,9 +47,9 @@ export function CommandList({ commands, chosen, onChoose, more, onMore, loading 
           );
         })}
       </ul>
-      {more && (
+      {hasMore && (
         <div className="p-2 text-center">
-          <Button size="sm" look="ghost" busy={loading} onClick={onMore}>
+          <Button size="sm" look="ghost" busy={loading} onClick={onLoadMore}>
             Load older commands
           </Button>
         </div>
@@ -58,6 +58,7 @@ export function CommandList({ commands, chosen, onChoose, more, onMore, loading 
   );
 }
 
+/** How long a command ran, or has been running. Nothing if that is unknown. */
 export function CommandDuration({ command }: { command: Command }) {
   if (!isOver(command)) return <Elapsed from={command.startedAt} className="text-faint" />;
   if (command.durationMs === null) return null;

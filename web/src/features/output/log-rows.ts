@@ -80,12 +80,12 @@ export class LogRows {
 
   /** Return the lines shown, without colour codes. */
   texts(from = this.store.first, to = this.store.end): string[] {
-    const made: string[] = [];
+    const shown: string[] = [];
     for (let number = Math.max(from, this.store.first); number < Math.min(to, this.store.end); number++) {
       if (this.filter === "both" || this.store.stream(number) === this.filter)
-        made.push(stripAnsi(this.store.text(number)));
+        shown.push(stripAnsi(this.store.text(number)));
     }
-    return made;
+    return shown;
   }
 
   private height(number: number): number {

@@ -15,7 +15,7 @@ it("finds text in any case, across colour codes, and in appended lines", () => {
   search.sync(100);
   search.sync(100);
   expect(search.matches).toHaveLength(3);
-  expect(search.near(1)).toBe(2);
+  expect(search.findIndexFrom(1)).toBe(2);
 });
 
 it("treats the query as literal text", () => {

@@ -55,15 +55,15 @@ export class LogSearch {
   }
 
   inLine(line: number): Match[] {
-    const made: Match[] = [];
+    const matches: Match[] = [];
     for (const match of stripAnsi(this.store.text(line)).matchAll(this.pattern)) {
-      made.push({ line, from: match.index, to: match.index + match[0].length });
+      matches.push({ line, from: match.index, to: match.index + match[0].length });
     }
-    return made;
+    return matches;
   }
 
   /** Return the index in `matches` of the first match at or after that line; 0 if there is none. */
-  near(line: number): number {
+  findIndexFrom(line: number): number {
     return Math.max(
       0,
       this.found.findIndex((match) => match.line >= line),

@@ -35,10 +35,10 @@ function within(row: HTMLElement, range: Range, which: "start" | "end"): number 
 
 /** Return the selected text. `lines` start with the line of `from`. */
 export function between(lines: string[], from: Place, to: Place): string {
-  const made = [...lines];
-  const last = made.length - 1;
+  const selected = [...lines];
+  const last = selected.length - 1;
   if (last < 0) return "";
-  made[last] = (made[last] as string).slice(0, to.character);
-  made[0] = (made[0] as string).slice(from.character);
-  return made.join("\n");
+  selected[last] = (selected[last] as string).slice(0, to.character);
+  selected[0] = (selected[0] as string).slice(from.character);
+  return selected.join("\n");
 }

@@ -45,9 +45,9 @@ export function LogViewer({ store, label, tools, note, empty, live }: Props) {
   const panel = useRef<HTMLDivElement>(null);
 
   const rows = useMemo(() => {
-    const made = new LogRows(store, filter, wrap ? columns : null);
-    made.sync();
-    return made;
+    const created = new LogRows(store, filter, wrap ? columns : null);
+    created.sync();
+    return created;
   }, [store, filter, wrap, columns]);
   const search = useMemo(
     () => (finding && query ? new LogSearch(store, filter, query, exact) : null),
@@ -74,7 +74,7 @@ export function LogViewer({ store, label, tools, note, empty, live }: Props) {
       viewport.current?.draw(removed);
       if (jump && search && (searched || search.matches.length)) {
         jump = false;
-        const first = search.matches[search.near(viewport.current?.top() ?? 0)];
+        const first = search.matches[search.findIndexFrom(viewport.current?.top() ?? 0)];
         if (first) showMatch(first);
         else setCurrent(null);
       }

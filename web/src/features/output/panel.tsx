@@ -36,8 +36,8 @@ export function OutputPanel({
       commands={known}
       chosen={chosen?.id}
       onChoose={onAt}
-      more={pages.hasNextPage}
-      onMore={() => pages.fetchNextPage()}
+      hasMore={pages.hasNextPage}
+      onLoadMore={() => pages.fetchNextPage()}
       loading={pages.isFetchingNextPage}
     />
   );

@@ -19,8 +19,8 @@ const FINISHED = [
 ];
 
 export function BoardTab({ project }: { project: Project }) {
-  const made = useProjectForm(project);
-  const { settings, edit, form, errorAt } = made;
+  const projectForm = useProjectForm(project);
+  const { settings, edit, form, errorAt } = projectForm;
   const { tasks } = settings;
   const limit = (column: string, most: number | null) => {
     const { [column]: _, ...others } = tasks.wipLimits;
@@ -68,8 +68,8 @@ export function BoardTab({ project }: { project: Project }) {
         description="Limits for model usage. Leave empty for no limit. With a budget in US dollars, only models with a known price are used."
       >
         <Fields>
-          <Budget made={made} which="budget" title="per task" />
-          <Budget made={made} which="monthlyBudget" title="of the project per month" />
+          <Budget projectForm={projectForm} which="budget" title="per task" />
+          <Budget projectForm={projectForm} which="monthlyBudget" title="of the project per month" />
         </Fields>
       </Section>
       <Section
@@ -150,8 +150,16 @@ export function BoardTab({ project }: { project: Project }) {
   );
 }
 
-function Budget({ made, which, title }: { made: ProjectForm; which: "budget" | "monthlyBudget"; title: string }) {
-  const { settings, edit, errorAt } = made;
+function Budget({
+  projectForm,
+  which,
+  title,
+}: {
+  projectForm: ProjectForm;
+  which: "budget" | "monthlyBudget";
+  title: string;
+}) {
+  const { settings, edit, errorAt } = projectForm;
   const budget = settings.tasks[which];
   return (
     <>

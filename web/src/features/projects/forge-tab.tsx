@@ -12,6 +12,10 @@ const MESSAGES = [
   { value: "conventional", label: "Conventional Commits", detail: "feat: …, fix(scope): …" },
   { value: "any", label: "Any" },
 ];
+const CI_FILES = [
+  { value: "refuse", label: "Not pushed" },
+  { value: "allow", label: "Pushed", detail: "The forge runs them with the repository's secrets before a review." },
+];
 const KINDS = [
   {
     value: "auto",
@@ -42,8 +46,8 @@ const isApiChanged = (before: Settings, now: Settings) =>
   now.forge.kind !== "plain" && now.forge.apiUrl !== null && now.forge.apiUrl !== before.forge.apiUrl;
 
 export function ForgeTab({ project }: { project: Project }) {
-  const made = useProjectForm(project, { test: isApiChanged });
-  const { settings, edit, form, errorAt } = made;
+  const projectForm = useProjectForm(project, { test: isApiChanged });
+  const { settings, edit, form, errorAt } = projectForm;
   const { git, forge } = settings;
   return (
     <Form {...form}>
@@ -114,7 +118,13 @@ export function ForgeTab({ project }: { project: Project }) {
       <Section title="Commits">
         <Fields>
           {PEOPLE.map((field) => (
-            <Identity key={field.key} made={made} which={field.key} label={field.label} hint={field.hint} />
+            <Identity
+              key={field.key}
+              projectForm={projectForm}
+              which={field.key}
+              label={field.label}
+              hint={field.hint}
+            />
           ))}
           <Field
             label="Commit messages"
@@ -130,6 +140,20 @@ export function ForgeTab({ project }: { project: Project }) {
               />
             )}
           </Field>
+          <Field
+            label="Changes of CI files"
+            hint="Commits that change what continuous integration runs, such as .github/workflows."
+            error={errorAt("git.ciFiles")}
+          >
+            {(control) => (
+              <Select
+                {...control}
+                value={git.ciFiles}
+                onChange={(which) => edit("git", { ciFiles: which as typeof git.ciFiles })}
+                choices={CI_FILES}
+              />
+            )}
+          </Field>
         </Fields>
       </Section>
     </Form>
@@ -138,17 +162,17 @@ export function ForgeTab({ project }: { project: Project }) {
 
 /** A name and an email address. Both empty means not set. */
 function Identity({
-  made,
+  projectForm,
   which,
   label,
   hint,
 }: {
-  made: ProjectForm;
+  projectForm: ProjectForm;
   which: (typeof PEOPLE)[number]["key"];
   label: string;
   hint: string;
 }) {
-  const { settings, edit, errorAt } = made;
+  const { settings, edit, errorAt } = projectForm;
   const person = settings.git[which] ?? { name: "", email: "" };
   const set = (patch: Partial<typeof person>) => {
     const next = { ...person, ...patch };

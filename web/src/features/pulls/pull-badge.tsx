@@ -1,12 +1,12 @@
 import { GitPullRequest } from "lucide-react";
 import type { PullSummary } from "@/api/types";
-import { safeHref } from "@/lib/links";
+import { sanitizeHref } from "@/lib/links";
 import { CHECKS, PULLS } from "@/model/status-labels";
 import { Badge } from "@/ui/badge";
 
 /** The pull request or branch. Links to the forge only for a pull request, because not every forge has a page for a branch. */
 export function PullBadge({ pull }: { pull: PullSummary }) {
-  const href = safeHref(pull.url || undefined);
+  const href = sanitizeHref(pull.url || undefined);
   const name = pull.number ? `#${pull.number}` : pull.headBranch;
   const badge = (
     <Badge

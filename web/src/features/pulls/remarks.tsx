@@ -1,7 +1,7 @@
 /** The checks, reviews and comments of a pull request. */
 import { ExternalLink, Quote } from "lucide-react";
 import type { ReactNode } from "react";
-import { safeHref } from "@/lib/links";
+import { sanitizeHref } from "@/lib/links";
 import { type Remark, type Run, runStatus } from "@/model/forge";
 import { REVIEWS } from "@/model/status-labels";
 import { Badge, Dot } from "@/ui/badge";
@@ -10,7 +10,7 @@ import { Markdown } from "@/ui/markdown";
 import { Ago } from "@/ui/time";
 
 export function OutgoingLink({ href, children }: { href: string | null; children: ReactNode }) {
-  const safe = safeHref(href ?? undefined);
+  const safe = sanitizeHref(href ?? undefined);
   if (!safe) return <span>{children}</span>;
   return (
     <a

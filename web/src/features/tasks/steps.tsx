@@ -7,7 +7,7 @@ import { Hint } from "@/ui/button";
 import { Elapsed } from "@/ui/time";
 import { type Progress, progressOf } from "./progress";
 
-const WORDS = {
+const STATUS_LABELS = {
   done: "done",
   running: "in progress",
   failed: "failed",
@@ -22,7 +22,8 @@ const REASONS: Record<string, string> = {
   skipped: "The project has no verify command.",
   not_applicable: "The remote does not support pull requests.",
 };
-const QUIET = ["ahead", "skipped", "not_applicable"];
+/** Statuses of steps that were not run. They are shown faintly. */
+const NOT_RUN = ["ahead", "skipped", "not_applicable"];
 
 /** The steps from setup to pull request with their durations. Wraps onto several lines if needed. */
 export function StepLine({ attempt }: { attempt: Attempt }) {
@@ -49,7 +50,7 @@ export function StepLine({ attempt }: { attempt: Attempt }) {
               <span
                 className={clsx(
                   "flex items-center gap-1",
-                  QUIET.includes(step.status) ? "text-faint" : step.status === "failed" ? "text-bad" : "text-soft",
+                  NOT_RUN.includes(step.status) ? "text-faint" : step.status === "failed" ? "text-bad" : "text-soft",
                 )}
               >
                 <Mark status={step.status} />
@@ -58,13 +59,13 @@ export function StepLine({ attempt }: { attempt: Attempt }) {
                 >
                   {step.label}
                 </span>
-                <span className="sr-only">{WORDS[step.status]}</span>
+                <span className="sr-only">{STATUS_LABELS[step.status]}</span>
                 {step.times > 1 && <span className="text-faint">×{step.times}</span>}
                 {step.status === "running" && step.since ? (
                   <Elapsed from={step.since} className="min-w-[5ch] text-info tabular-nums" />
                 ) : (
                   step.seconds !== null &&
-                  !QUIET.includes(step.status) && (
+                  !NOT_RUN.includes(step.status) && (
                     <span className="text-faint tabular-nums max-sm:hidden">{formatDuration(step.seconds)}</span>
                   )
                 )}
@@ -81,7 +82,7 @@ function describeStep(step: Progress, detail: string | null): string {
   const time = step.seconds ? `, ${formatDuration(step.seconds)}` : "";
   const times = step.times > 1 ? `, ${step.times} times` : "";
   const why = step.status === "running" ? detail : (step.error ?? REASONS[step.status]);
-  return `${step.label}: ${WORDS[step.status]}${time}${times}${why ? `. ${why}` : ""}`;
+  return `${step.label}: ${STATUS_LABELS[step.status]}${time}${times}${why ? `. ${why}` : ""}`;
 }
 
 function Mark({ status }: { status: Progress["status"] }) {

@@ -43,9 +43,9 @@ export default function TerminalScreen(props: Props) {
 
   // biome-ignore lint/correctness/useExhaustiveDependencies: one screen per shell; other changes are applied below
   useEffect(() => {
-    const made = makeScreen(fontSize, screenReader);
-    const { terminal, fit, search } = made;
-    screen.current = made;
+    const created = makeScreen(fontSize, screenReader);
+    const { terminal, fit, search } = created;
+    screen.current = created;
     terminal.open(box.current as HTMLElement);
     fit.fit();
     let replaying = false; // replayed output may contain terminal queries, which must not be answered again

@@ -5,7 +5,7 @@ import { WebLinksAddon } from "@xterm/addon-web-links";
 import { type ITheme, Terminal } from "@xterm/xterm";
 import "@xterm/xterm/css/xterm.css";
 import "@/ui/ansi.css";
-import { safeHref } from "@/lib/links";
+import { sanitizeHref } from "@/lib/links";
 
 export interface Screen {
   terminal: Terminal;
@@ -14,7 +14,7 @@ export interface Screen {
 }
 
 function openLink(_event: MouseEvent, address: string): void {
-  const safe = safeHref(address);
+  const safe = sanitizeHref(address);
   if (safe) window.open(safe, "_blank", "noopener,noreferrer");
 }
 

@@ -7,7 +7,7 @@ import { WorkTime } from "@/features/attempts/work-time";
 import { AskRow } from "@/features/conversation/ask";
 import { ProviderHelp } from "@/features/models/provider-help";
 import { useTaskActions } from "@/features/tasks/use-task-actions";
-import { safeHref } from "@/lib/links";
+import { sanitizeHref } from "@/lib/links";
 import { TURNS } from "@/model/status-labels";
 import { attemptStatus, describeActivity, isAtWork } from "@/model/task-facts";
 import { Button } from "@/ui/button";
@@ -28,7 +28,7 @@ function TaskProgress({ task, onRestart }: { task: Task; onRestart: () => void }
   const attempt = task.attempts[0];
   const pull = task.pullRequest;
   const hasEnded = attempt?.status === "failed" || attempt?.status === "cancelled";
-  const link = safeHref(pull?.url);
+  const link = sanitizeHref(pull?.url);
   const { retry } = useTaskActions();
   const asks = usePendingAsks().data?.filter((pendingAsk) => pendingAsk.sessionId === attempt?.sessionId) ?? [];
   const waiting = attempt !== undefined && isAtWork(attempt) && asks.length > 0;

@@ -23,6 +23,23 @@ def read_boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def read_text(path: Path | str) -> str:
+    """Return the text of a file in /proc. Programs choose parts of it, such as names of processes and files, so it may be
+    invalid UTF-8. Raises OSError."""
+    return Path(path).read_text(errors="surrogateescape")
+
+
+def read_mountinfo(process: int | str) -> list[list[str]]:
+    """Return the mounts of a process, as the fields of each line. Names of directories in them may contain any other
+    white space. Raises OSError."""
+    return parse_mountinfo(Path(f"/proc/{process}/mountinfo").read_bytes())
+
+
+def parse_mountinfo(content: bytes) -> list[list[str]]:
+    """Return the fields of each line. Only a space separates fields, and only a newline ends a line."""
+    return [line.split(" ") for line in os.fsdecode(content).split("\n") if line]
+
+
 class ProcessStat(NamedTuple):
     """What /proc/PID/stat says about a process. `state` is a letter, such as T for stopped and Z for a zombie."""
 
@@ -34,7 +51,7 @@ class ProcessStat(NamedTuple):
 def read_stat(pid: int) -> ProcessStat | None:
     """Return the state of a process, or None if it does not exist."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     except OSError:
         return None
     return ProcessStat(fields[0], int(fields[1]), int(fields[19]))
@@ -100,7 +117,7 @@ def measure_usage(root: int) -> tuple[float, int]:
     ticks = pages = 0
     for pid in list_process_tree(root):
         with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
             # User and system time, its own and of its dead children.
             ticks += sum(int(field) for field in fields[11:15])
             pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])

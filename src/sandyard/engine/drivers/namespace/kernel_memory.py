@@ -25,7 +25,7 @@ import resource
 import signal
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -480,13 +480,13 @@ def find_exclusive_devices(sandboxes: Mapping[str, int]) -> dict[Device, str]:
     owners: dict[Device, set[str]] = {}
     for sandbox, process in [("", "self"), *((sandbox, str(pid)) for sandbox, pid in sandboxes.items())]:
         with contextlib.suppress(OSError):
-            for device in parse_mounted_devices(Path(f"/proc/{process}/mountinfo").read_text()):
+            for device in list_mounted_devices(processes.read_mountinfo(process)):
                 owners.setdefault(device, set()).add(sandbox)
     return {device: next(iter(names)) for device, names in owners.items() if len(names) == 1 and "" not in names}
 
 
-def parse_mounted_devices(mountinfo: str) -> set[Device]:
-    numbers = (line.split()[2].split(":") for line in mountinfo.splitlines())
+def list_mounted_devices(mountinfo: Iterable[Sequence[str]]) -> set[Device]:
+    numbers = (fields[2].split(":") for fields in mountinfo)
     return {(int(major), int(minor)) for major, minor in numbers}
 
 

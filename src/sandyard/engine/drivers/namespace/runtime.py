@@ -225,7 +225,7 @@ class NamespaceRuntime:
 
 def _is_first_in_pid_namespace(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in processes.read_text(f"/proc/{pid}/status").splitlines():
             if line.startswith("NSpid:"):
                 return len(line.split()) > 2 and line.split()[-1] == "1"
     return False

@@ -288,4 +288,4 @@ def _list_thread_states(pid: int) -> Iterator[str]:
     """Yield the states of its threads."""
     for task in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError):
-            yield task.read_text().rpartition(")")[2].split()[0]
+            yield processes.read_text(task).rpartition(")")[2].split()[0]

@@ -1,4 +1,4 @@
-"""The command that starts Ray, with fixed ports, on a machine of a cluster that has no other purpose."""
+"""The command that starts Ray, with fixed ports, on one machine of a Ray cluster that only starts Sandyard's hosts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sandyard.kit.python import make_python_command
 
 HEAD_PORT = 6379
 FIRST_PORT, LAST_PORT = 6379, 6499
-"""The range of all ports that Ray listens on, for a firewall. Ray listens on all addresses of a machine, not only on the given one."""
+"""All ports that Ray listens on are in this range: a firewall needs it, because Ray listens on every address of the machine."""
 _PORTS = {
     "node-manager-port": 6380,
     "object-manager-port": 6381,
@@ -25,8 +25,11 @@ OBJECT_STORE_BYTES = 100_000_000
 
 
 def make_start_command(address: str, *, head: str | None, runs_sandboxes: bool, extra: Sequence[str] = ()) -> list[str]:
-    """Return the command that runs a node of Ray until it fails. `head` is the ADDRESS:PORT of the head; None: this is the head.
-    `extra` are more options of `ray start`, which override the others."""
+    """Return the command that runs a node of Ray until it fails.
+
+    `address`: the one at which other nodes reach it. `head`: ADDRESS:PORT of the cluster's head; None if this node is the head.
+    `extra`: more options of `ray start`, which override the others.
+    """
     options = {
         "node-ip-address": address,
         "num-cpus": 0,  # otherwise Ray starts idle workers for its tasks; keepers need no CPU

@@ -86,7 +86,7 @@ class AgentCatalogue:
     async def list(self, caller: Principal) -> list[ListedAgent]:
         """List the built-in agents first, then the others by name."""
         async with self._database.reading() as session:
-            rows = list(await session.scalars(select(Agent).where(_visible_to(caller)).order_by(Agent.name)))
+            rows = list(await session.scalars(select(Agent).where(_is_visible_to(caller)).order_by(Agent.name)))
         return [*map(ListedAgent, BUILT_IN.values()), *map(_to_listed_agent, rows)]
 
     async def get(self, caller: Principal, name: str) -> ListedAgent:
@@ -178,13 +178,13 @@ async def _load_editable(session: AsyncSession, caller: Principal, name: str) ->
 
 
 async def _load(session: AsyncSession, caller: Principal, name: str) -> Agent:
-    row = await session.scalar(select(Agent).where(Agent.name == name, _visible_to(caller)))
+    row = await session.scalar(select(Agent).where(Agent.name == name, _is_visible_to(caller)))
     if row is None:
         raise NotFoundError(f"There is no agent {name[:60]!r}.")
     return row
 
 
-def _visible_to(caller: Principal) -> ColumnElement[bool]:
+def _is_visible_to(caller: Principal) -> ColumnElement[bool]:
     return true() if caller.is_admin else or_(Agent.owner_id.is_(None), Agent.owner_id == caller.user_id)
 
 

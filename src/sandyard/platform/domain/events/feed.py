@@ -23,7 +23,7 @@ from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Event, Setting
 from sandyard.platform.domain.events import notifications
 from sandyard.platform.domain.events.model import COLUMNS, EventFilter, EventView
-from sandyard.platform.domain.events.visibility import EventVisibility, UserProjects, changes_projects, visible_to
+from sandyard.platform.domain.events.visibility import EventVisibility, UserProjects, changes_projects, is_visible_to
 from sandyard.platform.domain.users.model import Principal
 
 log = get_logger(__name__)
@@ -139,7 +139,7 @@ class Feed:
         return await self._read_views(principal, query)
 
     async def _read_views(self, principal: Principal, query: Select[Any]) -> list[EventView]:
-        if (visible := visible_to(principal)) is not None:
+        if (visible := is_visible_to(principal)) is not None:
             query = query.where(visible)
         async with self._database.reading() as session:
             return [EventView(*row) for row in (await session.execute(query)).all()]

@@ -20,7 +20,7 @@ CACHE_SECONDS = 5.0
 """How long a list of projects is cached without an event about a change."""
 
 
-def visible_to(principal: Principal) -> ColumnElement[bool] | None:
+def is_visible_to(principal: Principal) -> ColumnElement[bool] | None:
     """Return the condition for the database; None if nothing is hidden."""
     if principal.is_admin:
         return None

@@ -33,17 +33,19 @@ MAX_SHOWN = 100
 _VISIBLE_FIELDS = ("title", "state", "draft", "base_branch", "head_commit", "mergeable", "review", "checks")
 
 
-def visible_to(caller: Principal) -> ColumnElement[bool]:
+def is_visible_to(caller: Principal) -> ColumnElement[bool]:
     """Return the condition for pull requests the user may see: those of their projects.
 
     Not those of their own sessions in projects that they have left, which would show them new comments.
     """
     if caller.is_admin:
         return true()
-    return PullRequest.project_id.in_(select(Project.id).where(projects.visible_to(caller)))
+    return PullRequest.project_id.in_(select(Project.id).where(projects.is_visible_to(caller)))
 
 
 class PullRequestReader:
+    """Finds stored pull requests. Methods with a `caller` return only those that the caller may see."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 
@@ -73,14 +75,14 @@ class PullRequestReader:
 
     async def _list_newest(self, caller: Principal, *conditions: ColumnElement[bool]) -> list[PullRequest]:
         """Return the newest match, and a second one if there are several."""
-        query = select(PullRequest).where(visible_to(caller), *conditions).order_by(PullRequest.id.desc()).limit(2)
+        query = select(PullRequest).where(is_visible_to(caller), *conditions).order_by(PullRequest.id.desc()).limit(2)
         async with self._database.reading() as session:
             return list(await session.scalars(query))
 
     async def list_page(
         self, caller: Principal, page: PageRequest, project_id: str | None, state: PullState | None
     ) -> Listing[PullRequest]:
-        query = select(PullRequest).where(visible_to(caller))
+        query = select(PullRequest).where(is_visible_to(caller))
         if project_id is not None:
             query = query.where(PullRequest.project_id == project_id)
         if state is not None:
@@ -118,6 +120,8 @@ class Provenance:
 
 
 class PullRequestRecorder:
+    """Stores pull requests, and emits an event for every change."""
+
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
@@ -314,7 +318,7 @@ async def _emit(tx: Transaction, row: PullRequest, kind: str, data: Mapping[str,
 
 
 async def add_message(tx: Transaction, row: PullRequest, parts: list[FeedbackPart], now: datetime) -> None:
-    """Write one message for everything new, so that the session is woken once. None if the session's owner has lost access."""
+    """Write one message with all parts, so that the session is woken once. Writes none if the session's owner has lost access."""
     session = await _find_session(tx, row)
     if session is None:
         return

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from sandyard.kit.errors import ConflictError, InvalidInputError, SandyardError
+
+_MAX_FILES, _MAX_FILE_LENGTH = 5, 200
+"""Maximum number of files that a message names, and of characters of each name."""
 
 
 class CommitMessageError(InvalidInputError):
@@ -19,6 +22,21 @@ class CommitMessageError(InvalidInputError):
     @property
     def extra(self) -> Mapping[str, object]:
         return {} if self.suggestion is None else {"suggestion": self.suggestion}
+
+
+class CiFilesError(ConflictError):
+    """The commits change files that continuous integration would run with the repository's secrets. The project can allow it."""
+
+    code = "ci_files"
+
+    def __init__(self, files: Sequence[str]) -> None:
+        named = ", ".join(" ".join(file.split())[:_MAX_FILE_LENGTH] for file in files[:_MAX_FILES])
+        more = f" and {len(files) - _MAX_FILES} more" if len(files) > _MAX_FILES else ""
+        super().__init__(
+            f"The commits of this branch change {named}{more}, and nothing was pushed: the forge would run these files with the "
+            "repository's secrets before anybody has reviewed them. Remove these commits; or review them, and push again once the "
+            "project's owner has allowed such changes (git.ciFiles)."
+        )
 
 
 class NothingToCommitError(ConflictError):

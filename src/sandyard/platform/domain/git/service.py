@@ -351,8 +351,8 @@ class GitService:
         query = (
             select(Sandbox, Checkout, Project.id)
             .outerjoin(Checkout, Checkout.sandbox_id == Sandbox.id)
-            .outerjoin(Project, and_(Project.id == Checkout.project_id, projects.visible_to(caller)))
-            .where(Sandbox.id == sandbox_id, sandboxes.visible_to(caller))
+            .outerjoin(Project, and_(Project.id == Checkout.project_id, projects.is_visible_to(caller)))
+            .where(Sandbox.id == sandbox_id, sandboxes.is_visible_to(caller))
         )
         async with self._database.reading() as session:
             found = (await session.execute(query)).first()
@@ -381,7 +381,7 @@ class GitService:
 
     async def get_operation(self, caller: Principal, operation_id: str) -> GitOperation:
         async with self._database.reading() as session:
-            query = select(GitOperation).where(GitOperation.id == operation_id, _visible_to(caller))
+            query = select(GitOperation).where(GitOperation.id == operation_id, _is_visible_to(caller))
             row = (await session.scalars(query)).first()
         if row is None:
             raise NotFoundError(f"There is no git operation {operation_id[:60]!r}.")
@@ -396,7 +396,7 @@ class GitService:
         session_id: str | None = None,
         project_id: str | None = None,
     ) -> Listing[GitOperation]:
-        query = select(GitOperation).where(_visible_to(caller))
+        query = select(GitOperation).where(_is_visible_to(caller))
         for column, value in (
             (GitOperation.sandbox_id, sandbox_id),
             (GitOperation.session_id, session_id),
@@ -485,5 +485,5 @@ async def _find_comparison_base(reader: RepositoryReader, row: Checkout, head: s
     return found if is_commit_id(found) else row.base_commit
 
 
-def _visible_to(caller: Principal) -> Any:
-    return GitOperation.project_id.in_(select(Project.id).where(projects.visible_to(caller)))
+def _is_visible_to(caller: Principal) -> Any:
+    return GitOperation.project_id.in_(select(Project.id).where(projects.is_visible_to(caller)))

@@ -41,7 +41,7 @@ CODES: Mapping[Cause, str] = {
     Cause.ERROR: "model_failed",
 }
 _RATE_LIMITS = ("perminute", "per minute", "try again later")
-"""Phrases of Gemini for a temporary limit: it reports both cases as RESOURCE_EXHAUSTED."""
+"""Phrases of Gemini for a temporary limit: it reports rate limits and used up quotas both as RESOURCE_EXHAUSTED."""
 FAULT_CODES = frozenset(CODES.values())
 """Error codes of turns that failed because of a provider."""
 
@@ -56,7 +56,7 @@ class Fault:
     at: float = field(default=0.0, compare=False)
     """When it was recorded (`time.monotonic`)."""
     alone: bool = field(default=False, compare=False)
-    """No other request of the turn succeeded while this one was in progress."""
+    """Whether no other request of the turn succeeded while this one was in progress."""
 
     @property
     def code(self) -> str:
@@ -96,7 +96,7 @@ def classify_response(
 
 
 def classify_error(label: str, base_url: str, error: Exception, *, late: bool) -> Fault:
-    """Return the fault of a request that got no response."""
+    """Return the fault of a request that got no response. `late`: it timed out."""
     if late:
         return Fault(Cause.UNREACHABLE, f"{label} did not respond in time at {base_url}.")
     message = describe_unreachable(label, base_url, error)

@@ -17,8 +17,8 @@ from sandyard.kit.text import make_storable
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import ModelCall, Project, Session, Task
 from sandyard.platform.domain.models.model import MAX_TOKENS, MICROS, DailyUsage, Tokens, UsageTotals
-from sandyard.platform.domain.projects.service import visible_to
-from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
+from sandyard.platform.domain.projects.service import is_visible_to
+from sandyard.platform.domain.sandboxes.repository import is_session_visible_to
 from sandyard.platform.domain.users.model import Principal
 
 MAX_ERROR_LENGTH = 1000
@@ -253,8 +253,8 @@ def to_totals(*sums: Any) -> UsageTotals:
 def select_visible_calls(caller: Principal) -> list[ColumnElement[bool]]:
     if caller.is_admin:
         return []
-    projects = select(Project.id).where(visible_to(caller))
-    sessions = select(Session.id).where(sessions_visible_to(caller))
+    projects = select(Project.id).where(is_visible_to(caller))
+    sessions = select(Session.id).where(is_session_visible_to(caller))
     return [or_(ModelCall.project_id.in_(projects), ModelCall.session_id.in_(sessions))]
 
 
@@ -267,9 +267,9 @@ async def require_visible(
     project_id: str | None,
 ) -> None:
     """Raise NotFoundError if one of these does not exist or the caller may not see it."""
-    projects = select(Project.id).where(visible_to(caller))
+    projects = select(Project.id).where(is_visible_to(caller))
     for noun, item_id, query in (
-        ("session", session_id, select(Session.id).where(Session.id == session_id, sessions_visible_to(caller))),
+        ("session", session_id, select(Session.id).where(Session.id == session_id, is_session_visible_to(caller))),
         ("task", task_id, select(Task.id).where(Task.id == task_id, Task.project_id.in_(projects))),
         ("project", project_id, projects.where(Project.id == project_id)),
     ):

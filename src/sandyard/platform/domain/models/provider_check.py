@@ -31,7 +31,8 @@ _PING = "Say ok."
 
 
 async def check_provider(client: httpx.AsyncClient, provider: ModelProvider, key: Secret | None) -> ProviderTestResult:
-    """Test with its first model, if it has one, using one token of output; otherwise request its list of models."""
+    """Test a provider with its first model and a response of as few tokens as its API allows. If it has no model, request its list
+    of models. Returns failures as results."""
     kind, model = ModelApi(provider.kind), _choose_model(provider)
     label = make_label(provider.name, provider.base_url)
     request, body = _make_request(kind, model)

@@ -21,10 +21,11 @@ from sandyard.platform.domain.models.apis import DEFAULT_URLS
 from sandyard.platform.domain.models.model import ModelApi, Price, ProviderInfo
 from sandyard.platform.domain.models.presets import get_preset
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
-from sandyard.platform.domain.projects.service import Projects, visible_to
+from sandyard.platform.domain.projects.service import Projects, is_visible_to
 from sandyard.platform.domain.users.model import Principal
 
 UNCHANGED: Any = object()
+"""In place of a key: keep the stored one. None removes it."""
 Check = Callable[[ModelProvider, Secret | None], Awaitable[Sequence[str]]]
 """Called with a provider and its key before they are stored. Raises if they do not work; returns the provider's models."""
 MAX_KEY, MAX_MODELS = 4000, 500
@@ -183,7 +184,7 @@ class Providers:
     async def get(self, caller: Principal, provider_id: str) -> ProviderInfo:
         async with self._database.reading() as session:
             row = await session.scalar(
-                select(ModelProvider).where(ModelProvider.id == provider_id, _visible_to(caller))
+                select(ModelProvider).where(ModelProvider.id == provider_id, _is_visible_to(caller))
             )
         if row is None:
             raise _make_not_found(provider_id)
@@ -193,7 +194,7 @@ class Providers:
         self, caller: Principal, page: PageRequest, *, project_id: str | None = None
     ) -> Listing[ProviderInfo]:
         """List the providers the caller sees; with a project, those that its agents may use."""
-        rows = select(ModelProvider).where(_visible_to(caller))
+        rows = select(ModelProvider).where(_is_visible_to(caller))
         if project_id is not None:
             await self._projects.get(caller, project_id)
             rows = rows.where(_is_usable_in(project_id))
@@ -203,12 +204,12 @@ class Providers:
 
     async def list_scopes(self, caller: Principal) -> Sequence[tuple[str | None, ModelApi]]:
         """Return project (None means all users) and kind of all providers the caller sees."""
-        rows = select(ModelProvider.project_id, ModelProvider.kind).where(_visible_to(caller)).distinct()
+        rows = select(ModelProvider.project_id, ModelProvider.kind).where(_is_visible_to(caller)).distinct()
         async with self._database.reading() as session:
             return [(project_id, ModelApi(kind)) for project_id, kind in await session.execute(rows)]
 
     async def get_changeable(self, caller: Principal, provider_id: str) -> ModelProvider:
-        """Return the row if the caller may change it."""
+        """Return the row. Raises NotFoundError, and ForbiddenError if the caller may not change it."""
         await self._require_permission(caller, (await self.get(caller, provider_id)).project_id)
         async with self._database.reading() as session:
             row = await session.get(ModelProvider, provider_id)
@@ -226,7 +227,7 @@ class Providers:
             return list(listed)
 
     async def find(self, provider_id: str, project_id: str | None) -> ModelProvider | None:
-        """Return the provider; None if the project's agents may not use it."""
+        """Return the provider; None if it does not exist or the project's agents may not use it."""
         async with self._database.reading() as session:
             row: ModelProvider | None = await session.scalar(
                 select(ModelProvider).where(ModelProvider.id == provider_id, _is_usable_in(project_id))
@@ -275,10 +276,10 @@ def make_info(row: ModelProvider) -> ProviderInfo:
     )
 
 
-def _visible_to(caller: Principal) -> ColumnElement[bool]:
+def _is_visible_to(caller: Principal) -> ColumnElement[bool]:
     if caller.is_admin:
         return true()
-    mine = select(Project.id).where(visible_to(caller))
+    mine = select(Project.id).where(is_visible_to(caller))
     return or_(ModelProvider.project_id.is_(None), ModelProvider.project_id.in_(mine))
 
 

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from sandyard.kit import bounded_json
 from sandyard.kit.errors import SandyardError
 from sandyard.kit.logging import get_logger
-from sandyard.kit.pacing import turns_for
+from sandyard.kit.pacing import count_turns_for
 from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.sandboxes.e2b import GuestProgram
 
@@ -80,7 +80,7 @@ class TunnelRequest:
     """The memory that the body occupies."""
 
     async def stream_body(self) -> AsyncIterator[bytes]:
-        """Yield the body once, and drop it when it was sent."""
+        """Yield the body, and drop it when it was sent: it can be read only once."""
         yield self.body
         self.drop_body()
 
@@ -174,23 +174,24 @@ class MemoryReservation:
 
 
 class Tunnel:
-    """One connection to a sandbox, until it breaks. `ready` is called with the port at which agents reach it."""
+    """One connection to a sandbox, until it breaks."""
 
     def __init__(
         self,
         stream: LineStream,
         serve: Serve,
         memory: RequestMemory,
-        ready: Callable[[int], None],
+        on_ready: Callable[[int], None],
         *,
         owner_id: str = "",
     ) -> None:
-        """`owner_id`: of the sandbox; all tunnels of a user have one share of the memory."""
+        """`on_ready` is called with the port at which agents reach the tunnel. `owner_id` is the user whose sandbox it is: all
+        tunnels of a user have one share of the memory."""
         self._stream = stream
         self._serve = serve
         self._memory = memory
         self._owner_id = owner_id
-        self._ready = ready
+        self._on_ready = on_ready
         self.exchanges: dict[int, _Exchange] = {}
         self._broken = False
 
@@ -225,7 +226,7 @@ class Tunnel:
     def _handle_frame(self, frame: dict[str, Any]) -> None:
         match frame["t"]:
             case "hello":
-                self._ready(_parse_number(frame["port"], 65535))
+                self._on_ready(_parse_number(frame["port"], 65535))
             case "error":
                 raise TunnelError(f"The sandbox cannot run the tunnel to its model: {str(frame['text'])[:300]}")
             case "req":
@@ -256,7 +257,7 @@ class Tunnel:
         try:
             request.memory = await self._memory.reserve(self._owner_id, exchange.size)
             request.body = await exchange.read_body()
-            with turns_for(self._owner_id):
+            with count_turns_for(self._owner_id):
                 await self._serve(request, exchange)
         except asyncio.CancelledError:
             pass  # the agent disconnected, or the connection broke
@@ -288,7 +289,7 @@ class _Exchange:
         self.task: asyncio.Task[None] | None = None
         self.ended = self.cancelled = False
         self._body = bytearray()
-        self._latest_end = 0.0
+        self._latest_deadline = 0.0
         self._received = self._requested = 0
         self._complete = asyncio.Event()
         self._deadline: asyncio.Timeout | None = None
@@ -309,8 +310,9 @@ class _Exchange:
             raise ValueError("unknown kind of frame")
 
     async def read_body(self) -> bytes:
+        """Request the body piece by piece and return it. Raises BodyLateError."""
         if self.size:
-            self._latest_end = asyncio.get_running_loop().time() + BODY_TOTAL_S
+            self._latest_deadline = asyncio.get_running_loop().time() + BODY_TOTAL_S
             self._request_more()
             try:
                 async with asyncio.timeout(BODY_IDLE_S) as self._deadline:
@@ -327,7 +329,7 @@ class _Exchange:
             raise ValueError("more data than was requested")
         self._body += data
         if data and self._deadline is not None and not self._deadline.expired():
-            self._deadline.reschedule(min(self._latest_end, asyncio.get_running_loop().time() + BODY_IDLE_S))
+            self._deadline.reschedule(min(self._latest_deadline, asyncio.get_running_loop().time() + BODY_IDLE_S))
         if self._received == self.size:
             self._complete.set()
         elif self._requested - self._received < WINDOW // 2:
@@ -349,7 +351,7 @@ class _Exchange:
             while self.in_flight > WINDOW:
                 self._acknowledged.clear()
                 await self._acknowledged.wait()
-            await self._tunnel.drain()  # the sandbox may acknowledge what was not sent yet
+            await self._tunnel.drain()  # `in_flight` is no limit: the sandbox may acknowledge data before it was sent
             self.in_flight += len(piece)
             self._tunnel.send_frame("data", self.number, d=base64.b64encode(piece).decode())
 

@@ -28,14 +28,14 @@ START_GRACE = timedelta(minutes=5)
 
 
 class PreparationCleanup:
-    """Cleans up preparations. One that names a sandbox needs cleaning up, unless it is in progress."""
+    """Removes what preparations leave behind. One whose row still names a sandbox has to be cleaned up, unless it is in progress."""
 
     def __init__(self, database: Database, lifecycle: Lifecycle) -> None:
         self._database = database
         self._lifecycle = lifecycle
 
     async def clean_up(self, preparation_id: str, sandbox_id: str) -> None:
-        """Remove its sandbox and all snapshots of it except the preparation's own. Idempotent."""
+        """Remove the sandbox of a preparation that has ended, and its snapshots except that of the preparation. Idempotent."""
         async with self._database.reading() as session:
             row = await session.get(Preparation, preparation_id)
         await end_sandbox(self._lifecycle, sandbox_id, keep=row.snapshot if row is not None else None)
@@ -89,12 +89,16 @@ class PreparationCleanup:
                 log.warning("preparation_lost", preparation=row.id, snapshot=sandbox.template, reason=sandbox.error)
 
     async def remove_unused(self, older_than: timedelta, busy: Collection[str]) -> None:
-        """Remove unused preparations."""
+        """Remove the preparations that `list_unused` returns."""
         for row in await self.list_unused(older_than, busy):
             await self._try_remove(row)
 
     async def list_unused(self, older_than: timedelta, busy: Collection[str]) -> list[Preparation]:
-        """Return unused preparations. One that a running sandbox was created from is kept, because a replacement needs it too."""
+        """Return preparations that were not used for longer than `older_than`, and those that newer ones have replaced.
+
+        One is replaced if `KEPT_PER_BRANCH` others were used more recently, and it was not used for `SUPERSEDED_AFTER`. It is kept while
+        a sandbox created from it is live, because provisioning that sandbox again needs the snapshot. `busy`: those in progress.
+        """
         used, now = func.coalesce(Preparation.used_at, Preparation.created_at), utc_now()
         order = (Preparation.project_id, Preparation.base_branch, Preparation.agent, used.desc())
         async with self._database.reading() as session:
@@ -120,9 +124,9 @@ class PreparationCleanup:
             log.warning("preparation_not_removed", preparation=row.id, reason=error.message)
 
     async def remove_leftovers(self, busy: Collection[str], building: Collection[str]) -> None:
-        """Remove leftovers: what could not be cleaned up earlier, and sandboxes of deleted projects.
+        """Remove sandboxes of preparations that could not be cleaned up earlier, and of deleted projects.
 
-        `busy` is checked for each, because others may start meanwhile.
+        `busy` and `building` are the preparations and sandboxes in use. `busy` is read again for each, because it may change meanwhile.
         """
         is_starting = and_(
             Preparation.status == PreparationStatus.PREPARING, Preparation.used_at > utc_now() - START_GRACE

@@ -14,7 +14,7 @@ from sandyard.kit.clock import Clock
 from sandyard.kit.http_clients import discard_cookies
 from sandyard.kit.listen import is_loopback
 from sandyard.kit.paced_http import limit_responses
-from sandyard.kit.pacing import turns_for
+from sandyard.kit.pacing import count_turns_for
 from sandyard.kit.vault import Vault
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import Sandbox
@@ -152,7 +152,7 @@ class Previews:
             raise TooManyPreviewConnectionsError
         self.connections.update(limits.keys())
         try:
-            with turns_for(user_id):
+            with count_turns_for(user_id):
                 yield
         finally:
             self.connections.subtract(limits.keys())

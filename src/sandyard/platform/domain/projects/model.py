@@ -49,6 +49,11 @@ class GitSettings(_SettingsModel):
     commit_messages: Literal["conventional", "any"] = Field(
         default="conventional", description="The required format of commit subjects."
     )
+    ci_files: Literal["refuse", "allow"] = Field(
+        default="refuse",
+        description="Commits that change what continuous integration runs, such as `.github/workflows`. The forge runs these files with the "
+        "repository's secrets as soon as they are pushed. refuse: such commits are not pushed.",
+    )
 
 
 class ForgeSettings(_SettingsModel):

@@ -108,7 +108,7 @@ class Sample:
 
 
 class Samples:
-    """One sample project per user, in its own bare repository below `folder`, which holds nobody else's work."""
+    """One sample project per user, in its own bare repository below `folder`, so that it contains nobody else's work."""
 
     def __init__(self, database: Database, projects: Projects, git: Git, folder: Path) -> None:
         self._database = database

@@ -123,7 +123,7 @@ class Projects:
         await record_connection_error(self._database, project_id, error)
 
     async def list(self, caller: Principal, page: PageRequest, *, archived: bool = False) -> Listing[Project]:
-        query = select(Project).where(visible_to(caller))
+        query = select(Project).where(is_visible_to(caller))
         query = query.where(Project.archived_at.is_not(None) if archived else Project.archived_at.is_(None))
         async with self._database.reading() as session:
             return await list_newest_first(session, query, Project.id, page)
@@ -324,7 +324,7 @@ async def record_connection_error(database: Database, project_id: str, error: st
         tx.emit("project.updated", owner_id=project.owner_id, project_id=project.id, name=project.name)
 
 
-def visible_to(caller: Principal) -> ColumnElement[bool]:
+def is_visible_to(caller: Principal) -> ColumnElement[bool]:
     """Return the condition for projects this user may see."""
     if caller.is_admin:
         return true()
@@ -350,7 +350,7 @@ def has_lost_access(
 
 
 async def _load(session: AsyncSession, caller: Principal, project_id: str) -> Project:
-    found = await session.scalar(select(Project).where(Project.id == project_id, visible_to(caller)))
+    found = await session.scalar(select(Project).where(Project.id == project_id, is_visible_to(caller)))
     if found is None:
         raise NotFoundError(f"There is no project {project_id[:60]}.")
     return found

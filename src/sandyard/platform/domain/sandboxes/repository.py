@@ -23,7 +23,7 @@ from sandyard.platform.domain.users.model import Principal
 _TRIES = 5
 
 
-def visible_to(principal: Principal, *, internal: bool = False) -> ColumnElement[bool]:
+def is_visible_to(principal: Principal, *, internal: bool = False) -> ColumnElement[bool]:
     """Return the condition for sandboxes that this person may see and enter.
 
     With `internal`, include sandboxes of their projects that only the platform enters, to read what happened there.
@@ -35,7 +35,7 @@ def visible_to(principal: Principal, *, internal: bool = False) -> ColumnElement
     return or_(mine, shared) if internal else mine
 
 
-def sessions_visible_to(principal: Principal) -> ColumnElement[bool]:
+def is_session_visible_to(principal: Principal) -> ColumnElement[bool]:
     """Return the same condition for sessions."""
     if principal.is_admin:
         return true()
@@ -44,14 +44,14 @@ def sessions_visible_to(principal: Principal) -> ColumnElement[bool]:
 
 def _is_in_visible_project(project_id: InstrumentedAttribute[str | None], principal: Principal) -> ColumnElement[bool]:
     """Return the condition that a project is named and visible. Never NULL, so that it can be negated."""
-    return and_(project_id.is_not(None), project_id.in_(select(Project.id).where(projects.visible_to(principal))))
+    return and_(project_id.is_not(None), project_id.in_(select(Project.id).where(projects.is_visible_to(principal))))
 
 
 async def require_project_access(database_session: AsyncSession, principal: Principal, row: Session) -> None:
     """Raise OwnerWithoutAccessError if the caller has left the session's project, and so may only read, stop and delete the session."""
     if row.project_id is None:
         return
-    seen = select(Project.id).where(Project.id == row.project_id, projects.visible_to(principal))
+    seen = select(Project.id).where(Project.id == row.project_id, projects.is_visible_to(principal))
     if await database_session.scalar(seen) is None:
         raise OwnerWithoutAccessError(
             "You no longer have access to the project of this session. Ask the project's owner to add you again."
@@ -82,7 +82,7 @@ class SandboxRepository:
         """Return the sandbox. Raises NotFoundError also if this person may not see it. `internal`: only to read, not to
         enter it."""
         async with self._database.reading() as session:
-            query = select(Sandbox).where(Sandbox.id == sandbox_id, visible_to(principal, internal=internal))
+            query = select(Sandbox).where(Sandbox.id == sandbox_id, is_visible_to(principal, internal=internal))
             row = (await session.execute(query)).scalar_one_or_none()
         if row is None:
             raise NotFoundError(f"There is no sandbox {sandbox_id[:60]!r}.")
@@ -103,7 +103,7 @@ class SandboxRepository:
         session_id: str | None = None,
     ) -> Listing[Sandbox]:
         """List sandboxes, newest first. Deleted sandboxes are listed only on request."""
-        query = select(Sandbox).where(visible_to(principal))
+        query = select(Sandbox).where(is_visible_to(principal))
         if not everybody:
             query = query.where(Sandbox.owner_id == principal.user_id)
         query = query.where(Sandbox.status == status if status is not None else Sandbox.status != Status.DESTROYED)

@@ -37,7 +37,7 @@ from sandyard.platform.domain.sandboxes.model import (
     get_sandbox_event_fields,
     make_usage_sample,
 )
-from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
+from sandyard.platform.domain.sandboxes.repository import is_session_visible_to
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
@@ -295,10 +295,10 @@ async def check_template(
     """
     if not _TEMPLATE.fullmatch(template):  # an engine may resolve a name to another one that only looks different
         raise InvalidInputError(f"template: there is no template {template!r}.")
-    seen = select(Project.id).where(projects.visible_to(principal))
+    seen = select(Project.id).where(projects.is_visible_to(principal))
     checkpoint, preparation = _is_named(Session.checkpoint, template), _is_named(Preparation.snapshot, template)
     foreign = (
-        select(Session.id).where(checkpoint, not_(sessions_visible_to(principal))),
+        select(Session.id).where(checkpoint, not_(is_session_visible_to(principal))),
         select(Preparation.id).where(preparation, Preparation.project_id.not_in(seen)),
         select(AgentSnapshot.id).where(_is_named(AgentSnapshot.snapshot, template)),  # they belong to the platform
     )

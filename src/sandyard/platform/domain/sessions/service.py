@@ -40,9 +40,9 @@ from sandyard.platform.domain.sandboxes.model import (
     utc_now,
 )
 from sandyard.platform.domain.sandboxes.repository import (
+    is_session_visible_to,
     require_owner_access,
     require_project_access,
-    sessions_visible_to,
 )
 from sandyard.platform.domain.sandboxes.service import check_envs, check_template
 from sandyard.platform.domain.sessions.origins import (
@@ -316,7 +316,7 @@ class Sessions:
 
     async def get(self, principal: Principal, session_id: str) -> Session:
         async with self._database.reading() as session:
-            query = select(Session).where(Session.id == session_id, sessions_visible_to(principal))
+            query = select(Session).where(Session.id == session_id, is_session_visible_to(principal))
             row = (await session.execute(query)).scalar_one_or_none()
         if row is None:
             raise NotFoundError(f"There is no session {session_id[:60]!r}.")
@@ -326,7 +326,7 @@ class Sessions:
         query = select(Session, Sandbox).outerjoin(Sandbox, Sandbox.id == Session.sandbox_id)
         async with self._database.reading() as session:
             found = (
-                await session.execute(query.where(Session.id == session_id, sessions_visible_to(principal)))
+                await session.execute(query.where(Session.id == session_id, is_session_visible_to(principal)))
             ).first()
         if found is None:
             raise NotFoundError(f"There is no session {session_id[:60]!r}.")
@@ -349,7 +349,7 @@ class Sessions:
     async def list_sessions(
         self, principal: Principal, page: PageRequest, *, project_id: str | None, archived: bool
     ) -> Listing[Session]:
-        query = select(Session).where(sessions_visible_to(principal))
+        query = select(Session).where(is_session_visible_to(principal))
         query = query.where(Session.archived_at.is_not(None) if archived else Session.archived_at.is_(None))
         if project_id is not None:
             query = query.where(Session.project_id == project_id)

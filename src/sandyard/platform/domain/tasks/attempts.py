@@ -28,7 +28,7 @@ from sandyard.platform.db.models.task_details import MessageToAgent, RoundInput
 from sandyard.platform.domain.agents.catalogue import find_default_agent
 from sandyard.platform.domain.agents.model import TurnStatus
 from sandyard.platform.domain.projects.model import AgentSettings, ProjectSettings
-from sandyard.platform.domain.projects.service import Projects, visible_to
+from sandyard.platform.domain.projects.service import Projects, is_visible_to
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import Status, utc_now
 from sandyard.platform.domain.tasks.attempt_records import emit_attempt_event, lock_attempt, set_attempt_status
@@ -309,7 +309,7 @@ class Attempts:
     async def list_queue(self, caller: Principal) -> list[tuple[Attempt, int, str]]:
         """Return the waiting attempts that the caller may see, with their position and what they wait for."""
         async with self._database.reading() as session:
-            mine = set(await session.scalars(select(Project.id).where(visible_to(caller))))
+            mine = set(await session.scalars(select(Project.id).where(is_visible_to(caller))))
         (waiting, limits), counts = await self._list_queued(), await self._count_working()
         return [
             (row, position, self._find_obstacle(row, limits[row.project_id], counts) or "It is about to start.")

@@ -26,8 +26,8 @@ from sandyard.platform.db.models import Attempt, Project, Task, User
 from sandyard.platform.db.models.task_details import MessageToAgent, TaskSource
 from sandyard.platform.domain.agents.runner.turns import write_allowance
 from sandyard.platform.domain.paging import Listing, PageRequest, read_rows
-from sandyard.platform.domain.projects.service import Projects, has_lost_access, visible_to
-from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
+from sandyard.platform.domain.projects.service import Projects, has_lost_access, is_visible_to
+from sandyard.platform.domain.sandboxes.repository import is_session_visible_to
 from sandyard.platform.domain.tasks import moves
 from sandyard.platform.domain.tasks.cards import Cards
 from sandyard.platform.domain.tasks.columns import BoardFilter, BoardPage, match_words, read_board
@@ -170,7 +170,7 @@ class Tasks:
 
     async def get(self, caller: Principal, task_id: str) -> Task:
         async with self._database.reading() as session:
-            found = await session.scalar(select(Task).where(Task.id == task_id, tasks_visible_to(caller)))
+            found = await session.scalar(select(Task).where(Task.id == task_id, is_task_visible_to(caller)))
         if found is None:
             raise _make_not_found_error(task_id)
         return found
@@ -185,7 +185,7 @@ class Tasks:
         q: str | None = None,
     ) -> Listing[Task]:
         """List tasks by column, in board order. `q`: see `match_words`."""
-        query = select(Task).where(tasks_visible_to(caller))
+        query = select(Task).where(is_task_visible_to(caller))
         if project_id is not None:
             query = query.where(Task.project_id == project_id)
         if status is not None:
@@ -207,10 +207,10 @@ class Tasks:
         limit: int,
     ) -> BoardPage:
         """Return the number of tasks in each column, and `limit` tasks of each column, or of one column, from `offset` on."""
-        seen = tasks_visible_to(caller)
+        seen = is_task_visible_to(caller)
         if project_id is not None:
             seen = and_(seen, Task.project_id == project_id)
-        asks = sessions_visible_to(caller)
+        asks = is_session_visible_to(caller)
         return await read_board(
             self._database,
             self.cards,
@@ -226,7 +226,7 @@ class Tasks:
     async def count_by_column(self, caller: Principal) -> dict[str, tuple[dict[Column, int], int]]:
         """Return, by project, the number of tasks in each column and the number of failed tasks in progress."""
         failed = func.sum(case((is_failed(), 1), else_=0))
-        query = select(Task.project_id, Task.status, func.count(), failed).where(tasks_visible_to(caller))
+        query = select(Task.project_id, Task.status, func.count(), failed).where(is_task_visible_to(caller))
         async with self._database.reading() as session:
             rows = (await session.execute(query.group_by(Task.project_id, Task.status))).all()
         found: dict[str, tuple[dict[Column, int], int]] = {}
@@ -414,7 +414,7 @@ class Tasks:
 
     async def _lock_task(self, tx: Transaction, caller: Principal, task_id: str) -> tuple[Project, Task]:
         """Lock the task's board until the end of the transaction, and return the project and the task."""
-        seen = select(Task.project_id).where(Task.id == task_id, tasks_visible_to(caller))
+        seen = select(Task.project_id).where(Task.id == task_id, is_task_visible_to(caller))
         project_id = await tx.session.scalar(seen)
         if project_id is None:
             raise _make_not_found_error(task_id)
@@ -425,9 +425,9 @@ class Tasks:
         return project, task
 
 
-def tasks_visible_to(caller: Principal) -> ColumnElement[bool]:
+def is_task_visible_to(caller: Principal) -> ColumnElement[bool]:
     """Return the condition for tasks the user may see: those of their projects."""
-    return Task.project_id.in_(select(Project.id).where(visible_to(caller)))
+    return Task.project_id.in_(select(Project.id).where(is_visible_to(caller)))
 
 
 def _get_fields(task: Task) -> dict[str, Any]:

@@ -48,6 +48,11 @@ def format_task(task: Task, project: Project, branch: str, *, agents_md: bool) -
         lines.append(
             "Commit messages follow Conventional Commits, as in “fix(login): keep the session after a reload”."
         )
+    if settings.git.ci_files == "refuse":
+        lines.append(
+            "Do not commit changes of files that configure continuous integration, such as .github/workflows: a branch with such "
+            "a commit is not pushed. If the task needs one, describe it instead."
+        )
     if agents_md:
         lines.append("AGENTS.md in the checkout says how to work on this project.")
     if settings.verify.command:

@@ -23,7 +23,7 @@ from sandyard.kit.times import rfc3339
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Event, Project, Schedule, Task, User
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
-from sandyard.platform.domain.projects.service import Projects, visible_to
+from sandyard.platform.domain.projects.service import Projects, is_visible_to
 from sandyard.platform.domain.tasks.board import Tasks
 from sandyard.platform.domain.tasks.cron import get_next_time
 from sandyard.platform.domain.tasks.fields import TaskFields
@@ -118,7 +118,7 @@ class Schedules:
         return row
 
     async def get(self, caller: Principal, schedule_id: str) -> Schedule:
-        query = select(Schedule).join(Project).where(Schedule.id == schedule_id, visible_to(caller))
+        query = select(Schedule).join(Project).where(Schedule.id == schedule_id, is_visible_to(caller))
         async with self._database.reading() as session:
             found = await session.scalar(query)
         if found is None:
@@ -126,7 +126,7 @@ class Schedules:
         return found
 
     async def list(self, caller: Principal, page: PageRequest, *, project_id: str | None = None) -> Listing[Schedule]:
-        query = select(Schedule).join(Project).where(visible_to(caller))
+        query = select(Schedule).join(Project).where(is_visible_to(caller))
         if project_id is not None:
             query = query.where(Schedule.project_id == project_id)
         async with self._database.reading() as session:

@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sandyard.kit.errors import ConflictError, InvalidInputError
 from sandyard.platform.db.models import Sandbox, Session
 from sandyard.platform.domain.sandboxes.model import Status
-from sandyard.platform.domain.sandboxes.repository import sessions_visible_to
+from sandyard.platform.domain.sandboxes.repository import is_session_visible_to
 from sandyard.platform.domain.users.model import Principal
 
 
@@ -36,7 +36,7 @@ async def check_source_session(
             "baseBranch: the branches of a task that starts from a session start at the session's commit. Leave it out."
         )
     query = select(Session, Sandbox).outerjoin(Sandbox, Sandbox.id == Session.sandbox_id)
-    found = (await session.execute(query.where(Session.id == source_id, sessions_visible_to(caller)))).first()
+    found = (await session.execute(query.where(Session.id == source_id, is_session_visible_to(caller)))).first()
     if found is None:
         raise InvalidInputError(f"fromSessionId: there is no session {source_id[:60]!r}.")
     row, sandbox = found

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest_asyncio
 
 from sandyard.engine.contract import Handle, Spec
 from sandyard.engine.drivers.cluster.driver import ClusterDriver
+from sandyard.engine.drivers.cluster.model import HostState
 from tests.harness.cluster import Directory, HostProcess, TestAuthority, make_cluster_driver, stop
 
 
@@ -73,6 +75,16 @@ class Cluster:
 
     def get_host(self, handle: Handle) -> Host:
         return next(host for host in self.hosts if host.id == handle.data["host"])
+
+
+async def wait_until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def get_states(driver: ClusterDriver) -> dict[str, HostState]:
+    return {status.record.id: status.state for status in driver.list_statuses()}
 
 
 @pytest.fixture(scope="session")

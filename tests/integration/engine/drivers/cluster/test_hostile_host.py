@@ -28,7 +28,7 @@ from tests.harness.cluster import (
     make_cluster_driver,
     make_server_context,
 )
-from tests.integration.engine.drivers.cluster.test_hosts import wait_until
+from tests.integration.engine.drivers.cluster.conftest import wait_until
 
 ROOM = {"memory_total": 1 << 40, "memory_available": 1 << 39, "disk_total": 1 << 40, "disk_free": 1 << 39}
 REPORT: Mapping[str, Any] = {

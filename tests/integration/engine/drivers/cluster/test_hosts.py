@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -14,17 +14,7 @@ from sandyard.engine.drivers.cluster.driver import ClusterDriver
 from sandyard.engine.drivers.cluster.model import HostRecord, HostState
 from sandyard.kit.errors import FullError, InvalidInputError, NotFoundError, UnreachableError
 from tests.conformance.guest_agent import GuestAgent
-from tests.integration.engine.drivers.cluster.conftest import Cluster, Host
-
-
-async def wait_until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.02)
-
-
-def get_states(driver: ClusterDriver) -> dict[str, HostState]:
-    return {status.record.id: status.state for status in driver.list_statuses()}
+from tests.integration.engine.drivers.cluster.conftest import Cluster, Host, get_states, wait_until
 
 
 class Doubts:

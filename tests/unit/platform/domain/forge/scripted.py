@@ -7,13 +7,13 @@ The answers have the shape of GitHub's, as in its documentation and its real ans
 from __future__ import annotations
 
 import json
-import threading
 from dataclasses import dataclass
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any, Self
 
 from sandyard.kit.clock import Clock
+from tests.harness.http_server import HttpServer
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,7 @@ class Scripted:
         """Whether its answers have what all of GitHub's have."""
         self.answers: list[tuple[int, dict[str, str], bytes]] = []
         self.clock = clock
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._server = HttpServer(("127.0.0.1", 0), self._handler())
 
     @property
     def url(self) -> str:
@@ -53,13 +52,11 @@ class Scripted:
         return {f"X_RateLimit_{name}": value for name, value in zip(names, values, strict=True)}
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._server.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.stop()
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         script = self

@@ -21,7 +21,7 @@ PREVIEW = PreviewPort("sbx_00mwhnkzb5gfh26ygacc", 3000)
 LABEL = "3000-00mwhnkzb5gfh26ygacc"
 
 
-def settings(**given: Any) -> PlatformSettings:
+def load_settings(**given: Any) -> PlatformSettings:
     return PlatformSettings.load({}, **given)
 
 
@@ -49,27 +49,29 @@ def settings(**given: Any) -> PlatformSettings:
         ({"preview_domain": "yard.lan"}, f"http://{LABEL}.yard.lan:8700/", "http://*.yard.lan:8700"),
     ],
 )
-def test_addresses_and_frame_sources(given: dict[str, Any], url: str, frames: str) -> None:
-    addresses = require_addresses(Addresses.from_settings(settings(**given)))
+def test_addresses_and_frame_sources_depend_on_the_public_url_and_the_preview_domain(
+    given: dict[str, Any], url: str, frames: str
+) -> None:
+    addresses = require_addresses(Addresses.from_settings(load_settings(**given)))
     assert addresses.make_url(PREVIEW) == url
-    assert list_frame_sources(settings(**given)) == frames
+    assert list_frame_sources(load_settings(**given)) == frames
     name = addresses.make_host(PREVIEW).partition(":")[0]
     for spelled in (name, f"{name}."):
         assert addresses.is_preview_host(spelled)
         assert addresses.parse_host(spelled) == PREVIEW
 
 
-def test_public_url_without_preview_domain() -> None:
-    public = settings(public_url="https://yard.example.com")
+def test_previews_are_unsupported_with_a_public_url_but_no_preview_domain() -> None:
+    public = load_settings(public_url="https://yard.example.com")
     assert Addresses.from_settings(public) is None
     assert list_frame_sources(public) == "'none'"
     with pytest.raises(UnsupportedError, match="SANDYARD_PREVIEW_DOMAIN"):
         require_addresses(Addresses.from_settings(public))
 
 
-def test_platform_may_be_below_preview_domain() -> None:
+def test_the_platform_may_be_below_the_preview_domain() -> None:
     addresses = require_addresses(
-        Addresses.from_settings(settings(public_url="https://yard.example.com", preview_domain="example.com"))
+        Addresses.from_settings(load_settings(public_url="https://yard.example.com", preview_domain="example.com"))
     )
     assert not addresses.is_preview_host("yard.example.com")
     assert not addresses.is_preview_host("example.com")
@@ -96,7 +98,7 @@ def test_platform_may_be_below_preview_domain() -> None:
     ],
 )
 def test_ignores_unknown_names(label: str) -> None:
-    assert require_addresses(Addresses.from_settings(settings())).parse_host(f"{label}.localhost") is None
+    assert require_addresses(Addresses.from_settings(load_settings())).parse_host(f"{label}.localhost") is None
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def test_ignores_unknown_names(label: str) -> None:
     ],
 )
 def test_same_sandbox(origin: str, same: bool) -> None:
-    assert require_addresses(Addresses.from_settings(settings())).is_same_sandbox(origin, PREVIEW) is same
+    assert require_addresses(Addresses.from_settings(load_settings())).is_same_sandbox(origin, PREVIEW) is same
 
 
 @pytest.mark.parametrize(
@@ -137,13 +139,13 @@ def test_same_sandbox(origin: str, same: bool) -> None:
     ],
 )
 def test_origins_of_the_platform(given: dict[str, Any], origins: tuple[str, ...]) -> None:
-    assert require_addresses(Addresses.from_settings(settings(**given))).platform_origins == origins
+    assert require_addresses(Addresses.from_settings(load_settings(**given))).platform_origins == origins
 
 
 @pytest.mark.parametrize("domain", ["", "a b", "http://a.b", "a..b", "-a.b", "a.b:0", "a.b/c", "*.a.b"])
 def test_rejects_invalid_domains(domain: str) -> None:
     with pytest.raises(InvalidInputError, match="preview_domain"):
-        settings(preview_domain=domain)
+        load_settings(preview_domain=domain)
 
 
 def test_ports_and_paths() -> None:

@@ -23,7 +23,9 @@ from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
 
 
-class Turns:
+class RecordedTurns:
+    """Records the sessions whose turns are cancelled and whose agents are ended."""
+
     def __init__(self) -> None:
         self.cancelled: list[str] = []
         self.ended: list[str] = []
@@ -35,7 +37,9 @@ class Turns:
         self.ended.append(session_id)
 
 
-class Executor:
+class RecordedExecutor:
+    """Records the rounds that are begun. `states` are what `get_state` returns; `begin` raises the next of `failures`."""
+
     def __init__(self) -> None:
         self.begun: list[tuple[str, int]] = []
         self.states: dict[str, str] = {}
@@ -52,10 +56,12 @@ class Executor:
 
 @dataclass
 class Board:
+    """The tasks of one owner and their project on a real database."""
+
     database: Database
     settings: PlatformSettings
-    turns: Turns = field(default_factory=Turns)
-    executor: Executor = field(default_factory=Executor)
+    turns: RecordedTurns = field(default_factory=RecordedTurns)
+    executor: RecordedExecutor = field(default_factory=RecordedExecutor)
 
     async def open(self, **settings: Any) -> Board:
         self.owner = await self.create_person("owner")
@@ -63,7 +69,7 @@ class Board:
         self.projects = Projects(self.database, clock)
         self.attempts = Attempts(self.database, self.projects, None, self.turns, self.settings, clock)  # type: ignore[arg-type]
         self.tasks = Tasks(self.database, self.projects, self.attempts, None, clock)
-        self.project = await self.make(**settings)
+        self.project = await self.create_project(**settings)
         return self
 
     async def close(self) -> None:
@@ -76,18 +82,18 @@ class Board:
             tx.add(row)
         return Principal(row.id, name, "member", "test")
 
-    async def make(self, owner: Principal | None = None, **settings: Any) -> Project:
+    async def create_project(self, owner: Principal | None = None, **settings: Any) -> Project:
         return await self.projects.create(owner or self.owner, "site", settings=ProjectSettings(**settings))
 
-    async def task(self, title: str = "Do it", *, project: Project | None = None, **fields: Any) -> Task:
+    async def create_task(self, title: str = "Do it", *, project: Project | None = None, **fields: Any) -> Task:
         owner = self.owner if project is None else Principal(project.owner_id, "x", "member", "test")
-        wanted = TaskFields(title=title, **fields)
-        return await self.tasks.create(owner, (project or self.project).id, wanted, start=True)
+        task_fields = TaskFields(title=title, **fields)
+        return await self.tasks.create(owner, (project or self.project).id, task_fields, start=True)
 
-    async def attempt(self, task: Task, number: int = 1) -> Attempt:
+    async def get_attempt(self, task: Task, number: int = 1) -> Attempt:
         return (await self.attempts.list_for_tasks([task.id]))[task.id][number - 1]
 
-    async def let(self, attempt: Attempt, status: AttemptStatus) -> None:
+    async def finish_round(self, attempt: Attempt, status: AttemptStatus) -> None:
         """End the round of the attempt with this status."""
         async with self.database.transaction() as tx:
             row = await tx.session.get(Attempt, attempt.id)
@@ -99,7 +105,7 @@ class Board:
                 await self.tasks.advance(tx, task, Column.IN_REVIEW)
         self.attempts.nudge()
 
-    async def until(self, condition: Callable[[], bool]) -> None:
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
             while not condition():
                 await asyncio.sleep(0.01)

@@ -53,10 +53,10 @@ async def play(board: Board, steps: Steps, attempt: Attempt, number: int = 1) ->
 
 
 async def running(board: Board) -> tuple[Task, Attempt]:
-    task = await board.task()
+    task = await board.create_task()
     board.attempts.start(board.executor)
-    await board.until(lambda: bool(board.executor.begun))
-    return task, await board.attempt(task)
+    await board.wait_until(lambda: bool(board.executor.begun))
+    return task, await board.get_attempt(task)
 
 
 async def test_runs_all_steps_despite_database_outage(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,12 +66,12 @@ async def test_runs_all_steps_despite_database_outage(board: Board, monkeypatch:
     steps.errors["agent"] = DatabaseUnavailableError()
     await play(board, steps, attempt)
     assert steps.done == ["setup", "provision", "checkout", "agent", "verify", "commit", "push", "pull_request"]
-    assert (await board.attempt(task)).status == AttemptStatus.IN_REVIEW
+    assert (await board.get_attempt(task)).status == AttemptStatus.IN_REVIEW
     assert (await board.tasks.get(board.owner, task.id)).status == Column.IN_REVIEW
     tried = {step.name: step.tries for step in await board.attempts.list_steps(attempt.id)}
     assert (tried["agent"], tried["verify"]) == (2, 1)
     await play(board, steps, attempt)  # the end was not recorded
-    assert (len(steps.done), (await board.attempt(task)).status) == (8, AttemptStatus.IN_REVIEW)
+    assert (len(steps.done), (await board.get_attempt(task)).status) == (8, AttemptStatus.IN_REVIEW)
 
 
 @pytest.mark.parametrize("losses", [1, MAX_LOSSES + 1])
@@ -81,7 +81,7 @@ async def test_begins_again_when_the_sandbox_is_lost(board: Board, losses: int) 
     failure: StepFailure = {"code": SANDBOX_LOST, "message": "It no longer exists."}
     steps.failures["agent"] = [failure] * losses
     await play(board, steps, attempt)
-    row = await board.attempt(task)
+    row = await board.get_attempt(task)
     if losses > MAX_LOSSES:
         assert (row.status, row.error) == (AttemptStatus.FAILED, "It no longer exists.")
         return
@@ -107,7 +107,7 @@ async def test_does_not_begin_again_when_the_sandbox_is_deleted(board: Board, is
         tx.add(deleted)
     steps.failures["agent"] = [{"code": SANDBOX_LOST, "message": "The sandbox was deleted."}]
     await play(board, steps, attempt)
-    row = await board.attempt(task)
+    row = await board.get_attempt(task)
     assert (row.status, row.error_code) == (AttemptStatus.FAILED, SandboxDestroyedError.code)
     assert steps.done == ["setup", "provision", "checkout"]
 
@@ -125,7 +125,7 @@ async def test_merged_during_step(board: Board) -> None:
     steps.meanwhile["provision"] = merge
     await play(board, steps, attempt)
     assert steps.done == ["setup", "provision"]
-    assert (await board.attempt(task)).status == AttemptStatus.MERGED
+    assert (await board.get_attempt(task)).status == AttemptStatus.MERGED
 
 
 async def test_merged_when_step_starts(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ async def test_merged_when_step_starts(board: Board, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Rounds, "record_step_started", merge_and_record)
     await play(board, Steps(), attempt)
-    row = await board.attempt(task)
+    row = await board.get_attempt(task)
     assert (row.status, row.step) == (AttemptStatus.MERGED, None)
 
 
@@ -156,7 +156,7 @@ async def test_leftovers_of_earlier_round_do_not_end_later_one(board: Board) -> 
         row.round = 2
     steps = Steps()
     await play(board, steps, attempt, 1)
-    assert (steps.done, (await board.attempt(task)).status) == ([], AttemptStatus.RUNNING)
+    assert (steps.done, (await board.get_attempt(task)).status) == ([], AttemptStatus.RUNNING)
 
 
 @pytest.mark.parametrize("words", [None, "And mind the gap"])
@@ -175,10 +175,10 @@ async def test_stopped_in_last_step(board: Board, words: str | None) -> None:
 
     steps.meanwhile["pull_request"] = stop
     await play(board, steps, attempt)
-    row = await board.attempt(task)
+    row = await board.get_attempt(task)
     assert (row.status, row.round) == (AttemptStatus.CANCELLED, 1)
     assert (await board.tasks.get(board.owner, task.id)).status == Column.CANCELLED
-    await board.until(lambda: board.turns.ended == [attempt.session_id])
+    await board.wait_until(lambda: board.turns.ended == [attempt.session_id])
 
 
 @pytest.mark.parametrize("step", [None, "verify"])
@@ -188,7 +188,7 @@ async def test_ends_when_user_loses_access(board: Board, step: str | None) -> No
     await board.projects.add_member(board.owner, board.project.id, member.user_id)
     task = await board.tasks.create(member, board.project.id, TaskFields(title="x"), start=True)
     board.attempts.start(board.executor)
-    await board.until(lambda: bool(board.executor.begun))
+    await board.wait_until(lambda: bool(board.executor.begun))
     steps = Steps()
 
     async def remove() -> None:
@@ -198,9 +198,9 @@ async def test_ends_when_user_loses_access(board: Board, step: str | None) -> No
         await remove()
     else:
         steps.meanwhile[step] = remove
-    await play(board, steps, await board.attempt(task))
+    await play(board, steps, await board.get_attempt(task))
     assert steps.done == ([] if step is None else ["setup", "provision", "checkout", "agent", "verify"])
-    row = await board.attempt(task)
+    row = await board.get_attempt(task)
     assert (row.status, row.error_code) == (AttemptStatus.FAILED, "owner_without_access")
     await board.tasks.retry(board.owner, task.id)
-    assert (await board.attempt(task, 2)).owner_id == board.owner.user_id
+    assert (await board.get_attempt(task, 2)).owner_id == board.owner.user_id

@@ -93,7 +93,7 @@ async def commit_changes(board: Board, task: Task) -> str:
 async def prepare(board: Board, task: Task, inside: Sandboxes) -> tuple[Steps, StepContext]:
     parts: Any = [board.database, inside, inside, None, inside, inside, None, None, inside, None]
     async with board.database.reading() as session:
-        attempt = await session.get(Attempt, (await board.attempt(task)).id)
+        attempt = await session.get(Attempt, (await board.get_attempt(task)).id)
         row, project = await session.get(Task, task.id), await session.get(Project, task.project_id)
     assert attempt is not None and row is not None and project is not None
     return Steps(*parts), StepContext(attempt, row, project, board.owner)
@@ -116,10 +116,10 @@ async def has_worked(board: Board, attempt: Attempt, agent: str) -> None:
 
 
 async def begun(board: Board) -> tuple[Task, Attempt]:
-    task = await board.task("Paint it", agent="codex")
+    task = await board.create_task("Paint it", agent="codex")
     board.attempts.start(board.executor)
-    await board.until(lambda: len(board.executor.begun) == 1)
-    return task, await board.attempt(task)
+    await board.wait_until(lambda: len(board.executor.begun) == 1)
+    return task, await board.get_attempt(task)
 
 
 @pytest.mark.parametrize("agent", [None, "codex", "opencode"])
@@ -142,7 +142,7 @@ async def test_retry_message_is_in_next_prompt(board: Board, agent: str | None) 
 async def test_feedback_includes_task_for_new_agent(board: Board, agent: str) -> None:
     task, attempt = await begun(board)
     await has_worked(board, attempt, "codex")
-    await board.let(attempt, AttemptStatus.IN_REVIEW)
+    await board.finish_round(attempt, AttemptStatus.IN_REVIEW)
     await board.tasks.update(board.owner, task.id, {"agent": agent})
     await board.tasks.move(board.owner, task.id, Column.IN_PROGRESS, feedback="Blue, please.")
     origin, texts = await read_prompt(board, task)
@@ -155,7 +155,7 @@ async def test_commit_of_feedback_is_named_after_it(board: Board) -> None:
     await board.attempts.fail(attempt.id, "no_model", "There is no model.")
     await board.tasks.retry(board.owner, task.id, message="Blue, please.")
     assert await commit_changes(board, task) == "chore: paint it"  # it contains the whole task
-    await board.let(attempt, AttemptStatus.IN_REVIEW)
+    await board.finish_round(attempt, AttemptStatus.IN_REVIEW)
     feedback = "Please:\n- fix the `door`\n- and the roof"
     await board.tasks.move(board.owner, task.id, Column.IN_PROGRESS, feedback=feedback)
     assert await commit_changes(board, task) == "fix: fix the door"
@@ -199,7 +199,7 @@ class Forks(Sandboxes):
 async def started_from_session(board: Board) -> tuple[Forks, Steps, list[StepContext]]:
     """Start a task with two attempts from a session."""
     project = await board.projects.update(board.owner, board.project.id, repository="https://example.org/x.git")
-    task = await board.task(attempts=[{"agent": "demo"}] * 2)
+    task = await board.create_task(attempts=[{"agent": "demo"}] * 2)
     async with board.database.transaction() as tx:
         row = await tx.session.get(Task, task.id)
         assert row is not None
@@ -246,7 +246,7 @@ async def test_stopped_while_its_source_session_is_forked(board: Board, monkeypa
     forks, steps, (first, second) = await started_from_session(board)
     forks.working.clear()
     step = asyncio.create_task(set_up(steps, first))
-    await board.until(lambda: bool(forks.calls))
+    await board.wait_until(lambda: bool(forks.calls))
     await board.attempts.cancel(first.task.id)
     with pytest.raises(CancelledStep):
         await step

@@ -89,8 +89,8 @@ class Forwarder(asyncio.DatagramProtocol):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def serve(self, address: IPv4Address, egress: Egress) -> None:
-        """Answer this sandbox according to this policy, from the next query on."""
+    def set_policy(self, address: IPv4Address, egress: Egress) -> None:
+        """Answer the queries of a sandbox according to this policy from the next one on."""
         client = self._clients.setdefault(str(address), _Client(address, False, Domains()))
         client.resolves_names, client.domains = egress.resolves_names, egress.domains
 

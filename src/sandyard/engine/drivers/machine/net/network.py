@@ -157,7 +157,7 @@ class Network:
         index = await self._pool.take()
         self._namespaces.add_label(index, slot)
         state = self._slots[slot] = _SlotState(index, self._make_net_slot(slot, index, self._uplink.subnet is not None))
-        self._uplink.serve(index, Egress())
+        self._uplink.answer_dns(index, Egress())
         return state.net
 
     async def release(self, slot: int) -> None:

@@ -182,10 +182,10 @@ class Uplink:
         await self._close_services()
         self._worker.shutdown()
 
-    def serve(self, index: int, egress: Egress) -> None:
-        """Answer this namespace's DNS queries from now on."""
+    def answer_dns(self, index: int, egress: Egress) -> None:
+        """Answer the DNS queries of this namespace from now on, as its policy allows."""
         if self._forwarder is not None and self.subnet is not None:
-            self._forwarder.serve(self.subnet.get_address(index), egress)
+            self._forwarder.set_policy(self.subnet.get_address(index), egress)
 
     async def apply(self, index: int, egress: Egress) -> None:
         """Replace the policy of this namespace, also for existing connections. Raises NftError."""
@@ -193,9 +193,9 @@ class Uplink:
             return  # without an uplink there is nothing to filter
         address = self.subnet.get_address(index)
         if self._proxy is not None:  # before the first connection is redirected to it
-            await self._proxy.serve(index, address, egress)
+            await self._proxy.set_rules(index, address, egress)
         await self._run_in_worker(self._firewall.apply, address, egress)
-        self.serve(index, egress)
+        self.answer_dns(index, egress)
 
     async def take_denied(self, index: int) -> list[DeniedAttempt]:
         """Return the connections that were blocked for this namespace since the last call."""
@@ -230,7 +230,7 @@ class Uplink:
         """Record in `missing` if a DNS query from that namespace is not answered."""
         if self._forwarder is None or self.subnet is None:
             return
-        self.serve(index, Egress(closed=True))
+        self.answer_dns(index, Egress(closed=True))
         client = await self._run_in_worker(open_socket_inside, pin, socket.AF_INET, socket.SOCK_DGRAM)
         loop = asyncio.get_running_loop()
         try:

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandyard.engine.drivers.machine import processes
+
 NAMESPACES = ("mnt", "user", "pid", "net", "uts", "ipc", "cgroup", "time")
 
 _KERNEL_FILES = ("/memfd:", "/SYSV", "/dev/zero (deleted)", "/anon_hugepage")  # not real paths; CRIU handles them
@@ -80,8 +82,9 @@ def check_processes(pids: list[int], root: int) -> None:
 
 def describe_process(pid: int) -> str:
     """Describe a process with its pid inside the sandbox."""
-    inside = re.search(r"^NSpid:.*\s(\d+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
-    return f"{inside[1] if inside else pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
+    inside = re.search(r"^NSpid:.*\s(\d+)$", processes.read_text(f"/proc/{pid}/status"), re.MULTILINE)
+    name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    return f"{inside[1] if inside else pid} ({name})"
 
 
 def read_root_uid(root: int) -> int:
@@ -98,7 +101,7 @@ def list_connections(root: int) -> set[str]:
     known = set()
     for table in ("unix", "tcp", "tcp6", "udp", "udp6", "raw", "raw6", "icmp", "icmp6", "netlink", "packet"):
         path = Path(f"/proc/{root}/net/{table}")
-        for line in path.read_text().splitlines()[1:] if path.exists() else ():
+        for line in processes.read_text(path).splitlines()[1:] if path.exists() else ():
             known |= {f"socket:[{field}]" for field in line.split() if field.isdigit()}
     return {target for target in own if target.startswith("socket:[")} - known
 
@@ -106,7 +109,7 @@ def list_connections(root: int) -> set[str]:
 def find_listening_socket(root: int) -> int:
     """Return the inode of the agent's listening unix socket."""
     own = {_read_target(handle) for handle, _ in _list_descriptors(root)}
-    for line in Path(f"/proc/{root}/net/unix").read_text().splitlines()[1:]:
+    for line in processes.read_text(f"/proc/{root}/net/unix").splitlines()[1:]:
         _, _, _, flags, _, _, inode, *_ = line.split()
         if int(flags, 16) & _LISTENING_FLAG and f"socket:[{inode}]" in own:
             return int(inode)
@@ -115,10 +118,9 @@ def find_listening_socket(root: int) -> int:
 
 def list_mounts(root: int) -> Mounts:
     prepared, blank, procs = [], {}, []
-    for line in Path(f"/proc/{root}/mountinfo").read_text().splitlines():
-        own, _, rest = line.partition(" - ")
-        part, point = (_unescape(field) for field in own.split()[3:5])
-        kind, writable = rest.split()[0], "rw" in own.split()[5].split(",")
+    for fields in processes.read_mountinfo(root):
+        part, point = map(_unescape, fields[3:5])
+        kind, writable = fields[fields.index("-", 6) + 1], "rw" in fields[5].split(",")
         if kind == "proc":
             procs.append(f"{point}/")
         elif point.startswith(tuple(procs)):
@@ -166,8 +168,7 @@ def list_host_files(pids: list[int], root: int, known: list[Path]) -> Iterator[t
     known_paths = {
         (status.st_dev, status.st_ino): str(path) for path in known if path.exists() and (status := path.stat())
     }
-    table = Path(f"/proc/{root}/mountinfo").read_text()
-    inside = {int(line.split()[0]) for line in table.splitlines()}
+    inside = {int(fields[0]) for fields in processes.read_mountinfo(root)}
     seen: set[str] = set()
     for pid in pids:
         for handle, flags in (*_list_mappings(pid), *_list_descriptors(pid)):
@@ -218,7 +219,7 @@ def _make_host_file(key: str, path: str, flags: int, status: os.stat_result) -> 
 
 def _list_mappings(pid: int) -> Iterator[tuple[Path, int]]:
     seen = set()
-    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+    for line in processes.read_text(f"/proc/{pid}/maps").split("\n")[:-1]:
         address_range, _, _, device, inode, *_ = line.split(None, 5)
         if inode != "0" and (device, inode) not in seen:
             seen.add((device, inode))

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from sandyard.engine.drivers.machine import processes
 from sandyard.engine.drivers.namespace.criu.scan import NotDumpableError, describe_process, get_mount_id, list_handles
 
 
@@ -20,7 +21,8 @@ def check_volumes(pids: Sequence[int], root: int, volumes: Sequence[str]) -> Non
     for pid in pids:
         for handle in _list_used_paths(pid):
             if get_mount_id(handle) in mounts:
-                raise NotDumpableError(f"process {describe_process(pid)} uses a file of a volume ({handle.readlink()})")
+                path = os.fsencode(handle.readlink()).decode(errors="replace")
+                raise NotDumpableError(f"process {describe_process(pid)} uses a file of a volume ({path})")
         if devices & set(_list_watched_devices(pid)):
             raise NotDumpableError(f"process {describe_process(pid)} watches a file of a volume")
 
@@ -28,8 +30,7 @@ def check_volumes(pids: Sequence[int], root: int, volumes: Sequence[str]) -> Non
 def _find_volume_mounts(root: int, volumes: Sequence[str]) -> tuple[set[int], set[int]]:
     """Return the ids of their mounts in the sandbox, and the devices they are on."""
     mounts, devices = set(), set()
-    for line in Path(f"/proc/{root}/mountinfo").read_text().splitlines():
-        number, _, device, part, *_ = line.split()
+    for number, _, device, part, *_ in processes.read_mountinfo(root):
         if part.rpartition("/")[2] in volumes:
             mounts.add(int(number))
             major, minor = (int(text) for text in device.split(":"))

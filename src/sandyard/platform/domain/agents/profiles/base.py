@@ -50,6 +50,7 @@ def make_npm_install(
     *,
     lock: str,
     script: str | None = None,
+    configure: str = "true",
     node: int = 20,
     timeout_s: float = 900,
 ) -> Install:
@@ -57,9 +58,9 @@ def make_npm_install(
     returns its path.
 
     `lock` is a package-lock.json: only what it names is installed, verified by digest, and no package scripts are run.
-    `script` is the one script of the program itself that is needed nevertheless. The registry is npm's own setting or
-    `npm_config_registry`. If the sandbox's Node is older than `node`, a newer one is installed for this program alone.
-    All arguments come from the platform, never from user input.
+    `script` is the one script of the program itself that is needed nevertheless. `configure`: a Bash command that runs at
+    the end, for files that the program looks for. The registry is npm's own setting or `npm_config_registry`. If the sandbox's Node is
+    older than `node`, a newer one is installed for this program alone. All arguments come from the platform, never from user input.
     """
     folder = f'"$HOME"/{shlex.quote(_get_program_folder(package, version))}'
     program = f"{folder}/bin/{shlex.quote(binary)}"
@@ -70,6 +71,7 @@ def make_npm_install(
         manifest=shlex.quote(_build_manifest(lock)),
         lock=shlex.quote(lock),
         run=f"(cd {shlex.quote(f'node_modules/{package}')} && node {shlex.quote(script)})" if script else "true",
+        configure=configure,
         binary=shlex.quote(binary),
         node=node,
         newer=shlex.quote(_build_manifest(_NODE_LOCK)),
@@ -117,6 +119,7 @@ if ! [ -x "$folder/node_modules/.bin/$binary" ]; then
   echo "{package} was installed but does not contain the program $binary." >&2
   exit 1
 fi
+{{ {configure}; }} || exit 1
 {{
   echo '#!/bin/sh'
   echo 'here=$(CDPATH= cd -- "$(dirname -- "$0")/.." && pwd) || exit 1'

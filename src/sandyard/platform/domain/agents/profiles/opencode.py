@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 from sandyard.platform.domain.agents.profiles.base import (
@@ -17,6 +18,13 @@ from sandyard.platform.domain.models.model import ModelApi, ModelEndpoint
 PACKAGE, VERSION, BINARY = "opencode-ai", "1.18.18", "opencode"
 SCRIPT = "postinstall.mjs"
 """Puts the binary for this processor in place. Without it, the program only reports that the script was not run."""
+_PLUGIN_LOCK = json.dumps({"packages": {"": {"dependencies": {"@opencode-ai/plugin": VERSION}}}})
+CONFIGURE = (
+    'config="$HOME/.config/opencode"; [ -e "$config" ] || '
+    f"""{{ mkdir -p "$config/node_modules" && printf '%s' {shlex.quote(_PLUGIN_LOCK)} >"$config/package-lock.json"; }}"""
+)
+"""At its start, OpenCode installs this package and what it depends on from npm, in any version, unless the lock names it. Only plugins
+need it, and they are turned off. A template's own configuration stays as it is."""
 MODEL = "gpt-5.5"
 PROVIDER = "sandyard"
 MODEL_KEY = "model"
@@ -86,7 +94,7 @@ OPENCODE = BuiltInProfile(
     title="OpenCode",
     description="The open source coding agent, with the models of any provider.",
     make_launch=make_launch,
-    install=make_npm_install(PACKAGE, VERSION, BINARY, lock=read_lock("opencode"), script=SCRIPT),
+    install=make_npm_install(PACKAGE, VERSION, BINARY, lock=read_lock("opencode"), script=SCRIPT, configure=CONFIGURE),
     apis=(ModelApi.ANTHROPIC, ModelApi.OPENAI, ModelApi.OPENAI_CHAT, ModelApi.GEMINI),
     models=("claude-sonnet-5-5", "gpt-5.5", "gemini-3.1-pro-preview"),
     modes=("build", "plan"),

@@ -28,7 +28,7 @@ from sandyard.platform.domain.agents.repository import lock_turn
 from sandyard.platform.domain.paging import Listing, PageRequest, list_newest_first
 from sandyard.platform.domain.projects.inheritance import find_project
 from sandyard.platform.domain.projects.service import require_owner
-from sandyard.platform.domain.sandboxes.repository import require_project_access, sessions_visible_to
+from sandyard.platform.domain.sandboxes.repository import is_session_visible_to, require_project_access
 from sandyard.platform.domain.users.model import Principal
 
 
@@ -52,7 +52,7 @@ class Asks:
     async def get(self, caller: Principal, ask_id: str) -> Ask:
         async with self._database.reading() as session:
             query = select(Ask).join(Session, Session.id == Ask.session_id)
-            ask = (await session.scalars(query.where(Ask.id == ask_id, sessions_visible_to(caller)))).first()
+            ask = (await session.scalars(query.where(Ask.id == ask_id, is_session_visible_to(caller)))).first()
         if ask is None:
             raise NotFoundError(f"There is no request {ask_id[:60]!r}.")
         return ask
@@ -66,7 +66,7 @@ class Asks:
         task_id: str | None = None,
         status: AskStatus | None = None,
     ) -> Listing[Ask]:
-        query = select(Ask).join(Session, Session.id == Ask.session_id).where(sessions_visible_to(caller))
+        query = select(Ask).join(Session, Session.id == Ask.session_id).where(is_session_visible_to(caller))
         if session_id is not None:
             query = query.where(Ask.session_id == session_id)
         if task_id is not None:

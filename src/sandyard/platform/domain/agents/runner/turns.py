@@ -44,9 +44,9 @@ from sandyard.platform.domain.sandboxes.commands import StoppingError
 from sandyard.platform.domain.sandboxes.lifecycle import Lifecycle
 from sandyard.platform.domain.sandboxes.model import Status, utc_now
 from sandyard.platform.domain.sandboxes.repository import (
+    is_session_visible_to,
     require_owner_access,
     require_project_access,
-    sessions_visible_to,
 )
 from sandyard.platform.domain.users.model import Principal
 from sandyard.platform.settings import PlatformSettings
@@ -229,7 +229,7 @@ class AgentTurns:
     async def get(self, caller: Principal, turn_id: str) -> Turn:
         async with self._database.reading() as session:
             query = select(Turn).join(Session, Session.id == Turn.session_id)
-            found = await session.scalars(query.where(Turn.id == turn_id, sessions_visible_to(caller)))
+            found = await session.scalars(query.where(Turn.id == turn_id, is_session_visible_to(caller)))
             turn = found.first()
         if turn is None:
             raise _make_turn_not_found(turn_id)
@@ -474,7 +474,7 @@ class AgentTurns:
 
     async def _get_session(self, caller: Principal, session_id: str) -> Session:
         async with self._database.reading() as session:
-            query = select(Session).where(Session.id == session_id, sessions_visible_to(caller))
+            query = select(Session).where(Session.id == session_id, is_session_visible_to(caller))
             row = (await session.scalars(query)).first()
         if row is None:
             raise _make_session_not_found(session_id)

@@ -18,7 +18,9 @@ from sandyard.platform.db.models.git_details import OperationDetail
 from sandyard.platform.db.models.message_parts import ConflictingFile
 from sandyard.platform.domain.git import commit_messages
 from sandyard.platform.domain.git.checkout.sandbox_git import SandboxGit
+from sandyard.platform.domain.git.ci_files import list_changed_ci_files
 from sandyard.platform.domain.git.context import GitContext, Repository, get_author, get_committer, make_compare_url
+from sandyard.platform.domain.git.errors import CiFilesError
 from sandyard.platform.domain.git.model import Reason
 from sandyard.platform.domain.git.operations.checkpoints import Checkpoints
 from sandyard.platform.domain.git.operations.runner import Job
@@ -138,8 +140,13 @@ class RemoteHandlers:
         added = await read_history(mirror, f"{base}..{commit}", limit=MAX_CHECKED_COMMITS)
         if not added:
             raise await self._make_nothing_to_push_error(checkout)
-        if ProjectSettings.from_project(checkout.project).git.commit_messages == "conventional":
+        settings = ProjectSettings.from_project(checkout.project).git
+        if settings.commit_messages == "conventional":
             commit_messages.check_commits(added)
+        if settings.ci_files == "refuse":
+            known = [base, *([row.pushed] if row.pushed is not None else [])]
+            if changed := await list_changed_ci_files(mirror, commit, known):
+                raise CiFilesError(changed)
         return len(added)
 
     async def _make_nothing_to_push_error(self, checkout: _CheckoutContext) -> NothingToPushError:

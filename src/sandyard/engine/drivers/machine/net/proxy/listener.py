@@ -28,7 +28,7 @@ from sandyard.engine.drivers.machine.net.proxy.sockets import (
     splice,
 )
 from sandyard.kit.errors import SandyardError
-from sandyard.kit.pacing import turns_for
+from sandyard.kit.pacing import count_turns_for
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ _NAMES_PER_SECOND, _NAMES_AT_ONCE = 5, 100  # new host names of one sandbox for 
 
 
 class NameLimit:
-    """Limits for how many host names one sandbox gets certificates. Each takes milliseconds of the engine, and a rule for
-    `*.example.com` allows any number."""
+    """Limits the number of host names for which one sandbox gets certificates. Issuing one takes the engine milliseconds, and a
+    rule for `*.example.com` allows any number of names."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, None] = OrderedDict()
@@ -125,9 +125,9 @@ class Proxy:
         ending = [self.remove_client(client.address) for client in list(self._clients.values())]
         await asyncio.gather(*ending)
 
-    def serve(self, index: int, address: IPv4Address, egress: Egress) -> None:
-        """Handle this sandbox's connections with these rules from the next request on. Existing connections with
-        changed rules are closed."""
+    def set_rules(self, index: int, address: IPv4Address, egress: Egress) -> None:
+        """Apply these rules to a sandbox from its next request on, and accept its connections. If the rules have changed, existing
+        connections whose requests are rewritten are closed."""
         client = self._clients.setdefault(str(address), _Client(index, address, egress))
         changed = client.egress.rules != egress.rules
         client.index, client.egress = index, egress
@@ -137,7 +137,7 @@ class Proxy:
                     link.end()
 
     async def remove_client(self, address: IPv4Address) -> None:
-        """Remove a sandbox that is gone: nothing here may keep its namespace alive. Idempotent."""
+        """Forget a sandbox that has ended and close its connections, so that none keeps its network namespace alive. Idempotent."""
         client = self._clients.pop(str(address), None)
         if client is None:
             return
@@ -162,7 +162,7 @@ class Proxy:
             link = _Link([connection])
             client.links.add(link)
             self._open_links += 1
-            link.task = loop.create_task(self._serve(client, link, connection))
+            link.task = loop.create_task(self._serve_connection(client, link, connection))
             link.task.add_done_callback(functools.partial(self._on_connection_end, client, link))
 
     def _on_connection_end(self, client: _Client, link: _Link, task: asyncio.Task[None]) -> None:
@@ -173,7 +173,7 @@ class Proxy:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("proxy_connection_failed address=%s", client.address, exc_info=error)
 
-    async def _serve(self, client: _Client, link: _Link, connection: socket.socket) -> None:
+    async def _serve_connection(self, client: _Client, link: _Link, connection: socket.socket) -> None:
         with contextlib.suppress(OSError):
             enable_keepalive(connection)
             address, port = get_original_destination(connection)
@@ -187,6 +187,7 @@ class Proxy:
                 await self._serve_rule_host(client, link, connection, host, secure=port == HTTPS)
 
     async def _detect_host(self, connection: socket.socket, port: int) -> str | None:
+        """Return the host that the client's first bytes name. None if they name none, or do not arrive in time."""
         parse = {HTTPS: host_detection.parse_tls, HTTP: host_detection.parse_http}.get(port)
         if parse is None:
             return None
@@ -225,7 +226,7 @@ class Proxy:
             outbound=self._outbound,
             dial=dial,
         )
-        with turns_for(str(client.address)):
+        with count_turns_for(str(client.address)):
             await proxied.run()
 
 

@@ -45,8 +45,8 @@ class ProxyThread:
             await self._run_in_thread(self._close())
             await asyncio.to_thread(self._thread.join)
 
-    async def serve(self, index: int, address: IPv4Address, egress: Egress) -> None:
-        await self._run_in_thread(self._serve(index, address, egress))
+    async def set_rules(self, index: int, address: IPv4Address, egress: Egress) -> None:
+        await self._run_in_thread(self._set_rules(index, address, egress))
 
     async def remove_client(self, address: IPv4Address) -> None:
         await self._run_in_thread(self._proxy.remove_client(address))
@@ -68,8 +68,8 @@ class ProxyThread:
         self._proxy.open(address)
         return self._proxy.port
 
-    async def _serve(self, index: int, address: IPv4Address, egress: Egress) -> None:
-        self._proxy.serve(index, address, egress)
+    async def _set_rules(self, index: int, address: IPv4Address, egress: Egress) -> None:
+        self._proxy.set_rules(index, address, egress)
 
     async def _close(self) -> None:
         try:
