@@ -197,27 +197,40 @@ class KernelMemoryWatcher:
 
     async def _run(self) -> None:
         growth, history, softirq = GrowthDetector(), GrowthHistory(), SoftirqMeter()
-        failed = None
+
+        async def watch_traffic() -> None:
+            if softirq.is_busy():
+                await self.check_traffic()
+
+        async def watch_tcp() -> None:
+            await self.check_tcp(socket_memory.read_tcp())
+
+        async def watch_growth() -> None:
+            await self._watch_growth(growth, history)
+
+        checks = {"traffic": watch_traffic, "tcp": watch_tcp, "memory": watch_growth}
+        failed: dict[str, str] = {}
         while True:
             await asyncio.sleep(_INTERVAL_S)
-            try:
-                if softirq.is_busy():
-                    await self.check_traffic()
-                tcp = socket_memory.read_tcp()
-                await self.check_tcp(tcp)
-                total, current = read_memory()
-                growth_limit = self._limits.growth or max(_MIN_GROWTH, total // _MEMORY_DIVISOR)
-                history.add(time.monotonic(), current - tcp.memory - self._read_all_charged())
-                unexplained = history.is_excessive(max(growth_limit, _MIN_GROWTH))
-                if (unexplained or growth.is_due(current, growth_limit)) and not await self.check_memory(
-                    current, excessive=unexplained
-                ):
-                    growth.accept(current)
-                failed = None
-            except Exception as error:  # the next round may succeed, and nothing a sandbox does may end the watch
-                if failed != str(error):
-                    failed = str(error)
-                    log.warning("kernel_memory_check_failed", reason=failed)
+            for name, check in checks.items():
+                try:
+                    await check()
+                    failed.pop(name, None)
+                except Exception as error:  # nothing that a sandbox does may end the watch or the other checks
+                    if failed.get(name) != str(error):
+                        failed[name] = str(error)
+                        log.warning("kernel_memory_check_failed", check=name, reason=str(error))
+
+    async def _watch_growth(self, growth: GrowthDetector, history: GrowthHistory) -> None:
+        tcp = socket_memory.read_tcp()
+        total, current = read_memory()
+        growth_limit = self._limits.growth or max(_MIN_GROWTH, total // _MEMORY_DIVISOR)
+        history.add(time.monotonic(), current - tcp.memory - self._read_all_charged())
+        unexplained = history.is_excessive(max(growth_limit, _MIN_GROWTH))
+        if (unexplained or growth.is_due(current, growth_limit)) and not await self.check_memory(
+            current, excessive=unexplained
+        ):
+            growth.accept(current)
 
     async def check_memory(self, kernel_memory: int, *, excessive: bool = False) -> bool:
         """End the processes of sandboxes that hold too much. Return whether there were any. `excessive`: if there are

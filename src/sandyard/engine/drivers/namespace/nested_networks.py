@@ -194,12 +194,12 @@ def _read_lines(path: Path) -> list[bytes]:
 def count_packets(path: str) -> int:
     """Return how many packets the interfaces of a network namespace have received. Raises OSError."""
     with _enter(path):
-        return sum_packets((_OWN_NET / "dev").read_text())
+        return sum_packets(_read_lines(_OWN_NET / "dev"))
 
 
-def sum_packets(table: str) -> int:
-    """Return the received packets of all interfaces in a `/proc/net/dev`."""
-    rows = (line.rpartition(":")[2].split() for line in table.splitlines()[2:])
+def sum_packets(lines: list[bytes]) -> int:
+    """Return the received packets of all interfaces in a `/proc/net/dev`. Names have any bytes but blanks, slashes and colons."""
+    rows = (line.rpartition(b":")[2].split() for line in lines[2:])
     return sum(int(row[1]) for row in rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 from collections import Counter
@@ -334,3 +335,30 @@ async def test_traffic_of_paused_sandboxes_is_stopped_and_processes_of_running_o
     await watcher.check_traffic()
     assert sorted(stopped) == ["paused", "running"]
     assert ended == [20]
+
+
+async def test_a_check_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    both_twice = asyncio.Event()
+
+    def fail() -> list[str]:
+        raise OSError("not readable")
+
+    async def check_tcp(_: TcpUsage) -> None:
+        done.append("tcp")
+        if done.count("tcp") > 1 and done.count("memory") > 1:
+            both_twice.set()
+
+    async def check_memory(_: int, *, excessive: bool) -> bool:
+        done.append("memory")
+        return True
+
+    watcher = KernelMemoryWatcher(KernelMemoryLimits(), dict, lambda _: None, print)
+    monkeypatch.setattr(kernel_memory, "_INTERVAL_S", 0.001)
+    monkeypatch.setattr(kernel_memory.SoftirqMeter, "is_busy", lambda _: fail())
+    monkeypatch.setattr(kernel_memory.GrowthHistory, "is_excessive", lambda *_: True)
+    monkeypatch.setattr(watcher, "check_tcp", check_tcp)
+    monkeypatch.setattr(watcher, "check_memory", check_memory)
+    watcher.start()
+    await asyncio.wait_for(both_twice.wait(), 30)
+    await watcher.stop()

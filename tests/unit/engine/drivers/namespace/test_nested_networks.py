@@ -6,7 +6,7 @@ import pytest
 
 from sandyard.engine.drivers.namespace import nested_networks
 
-DEV = """\
+DEV = b"""\
 Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
     lo:     100       7    0    0    0     0          0         0      100       7    0    0    0     0       0          0
@@ -28,8 +28,10 @@ def test_tracked_connections_are_counted_once_and_not_per_processor() -> None:
     assert nested_networks.count_connections([]) == 0
 
 
-def test_received_packets_of_all_interfaces_are_added() -> None:
-    assert nested_networks.sum_packets(DEV) == 907
+@pytest.mark.parametrize("name", [b"eth0", b"a\xff", b"a\x1cb", b"a\xe2\x80\xa8b", b"a\x0bb"])
+def test_received_packets_of_all_interfaces_are_added(name: bytes) -> None:
+    """A sandbox with containers chooses the names of its interfaces."""
+    assert nested_networks.sum_packets(DEV.replace(b"eth0", name).splitlines(keepends=True)) == 907
 
 
 def test_a_process_that_does_not_exist_has_no_nested_networks() -> None:

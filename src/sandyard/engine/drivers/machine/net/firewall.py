@@ -28,6 +28,7 @@ _CLOSED_VERDICT, _LISTED_VERDICT = "goto closed", "jump listed"
 # A resolved address is open for twice its TTL, but at least for the first and at most for twice the second.
 _MIN_SECONDS, _MAX_SECONDS = 600, 86400
 _MAX_RESOLVED = 4096  # addresses resolved for one sandbox
+_MAX_NAMES = 8  # names of one address that are remembered; if none of them stays allowed, the address is closed
 _PLAIN_NAME = re.compile(r"[a-z0-9_.-]{1,253}")
 
 
@@ -52,6 +53,7 @@ class Firewall:
         self._egress: dict[IPv4Address, Egress] = {}
         # Every element of `names` and `lively`, and some that have expired.
         self._resolved: dict[IPv4Address, dict[int, _OpenAddress]] = {}
+        self._full: set[IPv4Address] = set()  # sandboxes for which was logged that they have too many addresses
 
     def open(self, keep: Collection[IPv4Address], private: Ranges) -> None:
         """Update the rules and remove every sandbox except these, whose policies stay in force. Idempotent."""
@@ -147,6 +149,7 @@ class Firewall:
             self._run(self._sets.make_reset_commands(address))
         for table in (self._written, self._egress, self._resolved):
             table.pop(address, None)
+        self._full.discard(address)
 
     def admit(self, address: IPv4Address, name: str, answers: Mapping[IPv4Address, int]) -> None:
         """Open the addresses that a name resolved to (with their TTLs), if the policy currently allows the name."""
@@ -164,7 +167,9 @@ class Firewall:
             is_gateway = self._layout.hairpin is not None and answer == self._layout.gateway
             if not is_gateway and ranges.contains((*(self._private or ()), *NEVER), to):
                 continue
-            names = (before.names if before else frozenset()) | {name}
+            names = before.names if before else frozenset()
+            if len(names) < _MAX_NAMES:
+                names |= {name}
             # Open for long enough already.
             if before is not None and before.until - now > max(min(ttl, _MAX_SECONDS), _MIN_SECONDS / 2):
                 admitted[to] = _OpenAddress(names, before.until)
@@ -172,13 +177,15 @@ class Firewall:
             seconds = min(max(2 * ttl, _MIN_SECONDS), 2 * _MAX_SECONDS)
             lines += self._sets.make_open_commands(address, answer, seconds, name)
             admitted[to] = _OpenAddress(names, now + seconds)
-        if len(known) + len(admitted) > _MAX_RESOLVED:
+        if len(known.keys() | admitted.keys()) > _MAX_RESOLVED:
             # Expired ones are closed because connections may still use them, which nobody would know after this.
             expired = [IPv4Address(to) for to, item in known.items() if item.until <= now and to not in admitted]
             lines = [*self._sets.make_close_commands(address, expired), *lines]
             known = {to: item for to, item in known.items() if item.until > now}
-        if len(known) + len(admitted) > _MAX_RESOLVED:
-            log.warning("network_names_full address=%s", address)
+        if len(known.keys() | admitted.keys()) > _MAX_RESOLVED:
+            if address not in self._full:
+                self._full.add(address)
+                log.warning("network_names_full address=%s", address)
             return
         self._run(lines)
         self._resolved[address] = known | admitted

@@ -14,6 +14,7 @@ import asyncio
 import errno
 import logging
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ from sandyard.engine.drivers.machine.net.upstream import Upstream
 log = logging.getLogger(__name__)
 
 _MAX_QUERIES = 64  # concurrent queries of one sandbox; more are dropped, because UDP clients retry
+_QUERIES_PER_S, _BURST = 50, 400  # queries of one sandbox whose answers open addresses; more are delayed
 _MAX_STREAMS = 8  # TCP connections of one sandbox
 _STREAM_IDLE_S = 10.0
 _MAX_STREAM_QUERIES = 100
@@ -50,6 +52,7 @@ class _Client:
     domains: Domains
     open_queries: int = 0
     open_streams: int = 0
+    next_query_at: float = 0.0
     refused: dict[str, None] = field(default_factory=dict)  # names, in order
 
     def may_ask(self, name: str) -> bool:
@@ -170,6 +173,8 @@ class Forwarder(asyncio.DatagramProtocol):
             return question.make_empty_reply(SERVFAIL)
         client.open_queries += 1
         try:
+            if client.domains:
+                await _delay(client)
             if self._gateway_names is not None and self._gateway_names.names.include(question.name):
                 answer: bytes | None = question.make_answer(self._gateway_names.address, TTL)
             else:
@@ -189,6 +194,15 @@ class Forwarder(asyncio.DatagramProtocol):
         found = parse_addresses(answer)
         if found:
             await self._admit(client.address, question.name, found)
+
+
+async def _delay(client: _Client) -> None:
+    """Wait until the sandbox may send another query. At most _MAX_QUERIES wait."""
+    now = time.monotonic()
+    due = max(client.next_query_at, now - _BURST / _QUERIES_PER_S)
+    client.next_query_at = due + 1 / _QUERIES_PER_S
+    if due > now:
+        await asyncio.sleep(due - now)
 
 
 def _make_not_implemented_reply(message: bytes) -> bytes | None:

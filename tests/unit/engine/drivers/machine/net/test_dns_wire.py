@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import random
+import struct
 from ipaddress import IPv4Address
 
 import dns.message
 import dns.rrset
+import pytest
 
 from sandyard.engine.drivers.machine.net.dns_wire import (
     REFUSED,
@@ -94,3 +96,34 @@ def test_addresses_are_resolved_through_aliases_of_the_requested_name() -> None:
     assert parse_addresses(wire) == {IPv4Address("198.51.100.1"): 20}
     assert parse_addresses(response(("web.test.", 60, "CNAME", "web.test."))) == {}
     assert parse_addresses(response()) == {}
+
+
+def test_only_so_many_records_are_read() -> None:
+    """A sandbox may have chosen the answer, and the engine's event loop waits while it is parsed."""
+    wire = response(*(("web.test.", 60, "A", f"198.51.{number >> 8}.{number & 255}") for number in range(4000)))
+    assert len(parse_addresses(wire)) == 128
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        b"\xc0\x0c" * 3,
+        b"\xc0\x1a" + b"\0\1\0\1" + struct.pack("!IH", 60, 4) + bytes(4),  # a name that points to itself
+        b"\xff\xff" + b"\0\1\0\1" + struct.pack("!IH", 60, 4) + bytes(4),
+        b"\xc0\x0c" + b"\0\1\0\1" + struct.pack("!IH", 60, 400) + bytes(4),
+        b"\x80a" + b"\0\1\0\1" + struct.pack("!IH", 60, 4) + bytes(4),
+        b"\xc0\x0c" + b"\0\5\0\1" + struct.pack("!IH", 60, 2) + b"\x3fa",
+        (b"\x3f" + b"a" * 63) * 5,
+    ],
+)
+def test_malformed_records_open_nothing(records: bytes) -> None:
+    wire = response()
+    assert parse_addresses(wire[:6] + b"\0\1" + wire[8:] + records) == {}
+
+
+def test_names_are_compared_without_regard_to_case_and_records_of_other_classes_are_ignored() -> None:
+    answer = b"\x03WEB\x04tEsT\0"
+    address = struct.pack("!IH", 60, 4) + bytes([198, 51, 100, 1])
+    wire = response()
+    wire = wire[:6] + b"\0\2" + wire[8:] + answer + b"\0\1\0\3" + address + answer + b"\0\1\0\1" + address
+    assert parse_addresses(wire) == {IPv4Address("198.51.100.1"): 60}
