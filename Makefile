@@ -126,7 +126,9 @@ setup-clients:
 	@scripts/system-packages clients
 
 setup-deployment: # programs with which the files in deploy/ are tested
+	@scripts/system-packages deployment
 	@scripts/deployment-programs >/dev/null
+	@scripts/kubernetes-api-server
 
 setup-ray: # an environment with Ray, for the tests of hosts that Ray starts
 	@scripts/venv .venv-ray requirements/ray.txt

@@ -1,5 +1,5 @@
 """A part of a Kubernetes API server: pods of one namespace, tokens of their service account, a ConfigMap, and the rights in
-deploy/kubernetes. No test compares its answers with those of a real server."""
+deploy/kubernetes. tests/integration/engine/hosts/test_kubernetes.py runs the same tests with a real server."""
 
 from __future__ import annotations
 

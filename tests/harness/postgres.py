@@ -152,7 +152,7 @@ class Server:
                 group=account.pw_gid if account else None,
                 extra_groups=[] if account else None,
                 env={"PATH": os.environ.get("PATH", ""), "LC_ALL": "C", "HOME": str(self.folder)},
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one call into libc, without our locks
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - one call into libc, without our locks
             )
 
     def _log(self) -> str:
@@ -167,7 +167,8 @@ def _find_account() -> pwd.struct_passwd:
     raise RuntimeError("root may not run PostgreSQL, and there is neither a user postgres nor nobody")
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """For `preexec_fn`: the program is interrupted when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
