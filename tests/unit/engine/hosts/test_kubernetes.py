@@ -1,5 +1,5 @@
-"""Pods of a cluster become hosts, with a fake API server. tests/integration/engine/hosts/test_kubernetes.py runs most of these tests with a real
-one."""
+"""Pods of a cluster become hosts, with a fake API server. tests/integration/engine/hosts/test_kubernetes.py runs most of these tests with a
+real one."""
 
 from __future__ import annotations
 
