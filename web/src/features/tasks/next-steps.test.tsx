@@ -2,11 +2,13 @@
 import { renderToStaticMarkup } from "react-dom/server";
 import { expect, it, vi } from "vitest";
 
+type Search = { tab: string };
+
 vi.hoisted(() => vi.stubGlobal("location", { origin: "http://localhost" })); // read by the API client
 vi.mock("@tanstack/react-router", async (original) => ({
   ...(await original<typeof import("@tanstack/react-router")>()),
-  Link: ({ search, children }: { search: { tab: string }; children: React.ReactNode }) => (
-    <a href={`?tab=${search.tab}`}>{children}</a>
+  Link: ({ search, children }: { search: Search | ((search: object) => Search); children: React.ReactNode }) => (
+    <a href={`?tab=${(typeof search === "function" ? search({}) : search).tab}`}>{children}</a>
   ),
   useNavigate: () => () => undefined,
 }));
@@ -25,6 +27,12 @@ it.each(["remote_refused", "forge_unauthorized", "forge_forbidden"])("%s leads t
 
 it.each(["template_not_found", "engine_invalid"])("%s leads to the sandbox settings", (code) => {
   expect(render(code)).toMatch(/href="\?tab=setup".*Change the sandbox settings/);
+});
+
+it("refused changes of CI files lead to the changes and to the project's settings", () => {
+  expect(render("ci_files")).toMatch(
+    /href="\?tab=changes".*Review the changes.*href="\?tab=forge".*Allow changes of CI files/,
+  );
 });
 
 it("a request that the engine refuses in another step has only a retry", () => {

@@ -1,5 +1,5 @@
 import { Link, useNavigate } from "@tanstack/react-router";
-import { Bot, KeyRound, MessageSquare, ScrollText, Settings, SquareCheckBig } from "lucide-react";
+import { Bot, GitCompare, KeyRound, MessageSquare, ScrollText, Settings, SquareCheckBig } from "lucide-react";
 import { useState } from "react";
 import type { Attempt, Task } from "@/api/types";
 import { focusComposer } from "@/features/conversation/focus";
@@ -22,6 +22,7 @@ function isSandboxRefused(attempt: Attempt | undefined): boolean {
 export function NextSteps({ task, attempt }: { task: Task; attempt: Attempt | undefined }) {
   const code = attempt?.errorCode ?? "";
   if (code === "model_busy" || code === "model_unknown") return <ModelSteps task={task} />;
+  if (code === "ci_files") return <CiFilesSteps task={task} />;
   if (code === "verify_failed") return <VerifySteps task={task} attempt={attempt as Attempt} />;
   const [tab, Icon, label] = CREDENTIAL_ERRORS.includes(code)
     ? (["access", KeyRound, "Replace the token or key"] as const)
@@ -33,6 +34,20 @@ export function NextSteps({ task, attempt }: { task: Task; attempt: Attempt | un
     <div className="mt-1.5 flex flex-wrap gap-1.5">
       <Link to="/projects/$projectId" params={{ projectId: task.projectId }} search={{ tab }} className={LOOK}>
         <Icon className={ICON} aria-hidden /> {label}
+      </Link>
+    </div>
+  );
+}
+
+/** The branch changes what continuous integration runs: after a review, the project can allow it. */
+function CiFilesSteps({ task }: { task: Task }) {
+  return (
+    <div className="mt-1.5 flex flex-wrap gap-1.5">
+      <Link from="/tasks/$taskId" to="." search={(search) => ({ ...search, tab: "changes" })} className={LOOK}>
+        <GitCompare className={ICON} aria-hidden /> Review the changes
+      </Link>
+      <Link to="/projects/$projectId" params={{ projectId: task.projectId }} search={{ tab: "forge" }} className={LOOK}>
+        <Settings className={ICON} aria-hidden /> Allow changes of CI files
       </Link>
     </div>
   );
