@@ -30,6 +30,7 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
     findingAt(create.error, "repository") ??
     fieldError(create.error, "repository") ??
     (create.error && !tokenError ? errorMessage(create.error) : undefined);
+  const hasBegun = repository.trim() !== ""; // then adding the user's own repository is the main action
   const submit = (event: FormEvent) => {
     event.preventDefault();
     create.mutate({
@@ -55,7 +56,12 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
           A small Python package with a bug and a test that shows it, in a repository that Sandyard creates on this
           machine. You need no account, and nothing leaves the machine.
         </p>
-        <Button look="primary" className="mt-auto self-start" busy={sample.isPending} onClick={() => sample.mutate()}>
+        <Button
+          look={hasBegun ? "plain" : "primary"}
+          className="mt-auto self-start"
+          busy={sample.isPending}
+          onClick={() => sample.mutate()}
+        >
           Use the sample repository
         </Button>
       </section>
@@ -95,7 +101,7 @@ export function RepositoryStep({ onDone }: { onDone: (project: Project, suggesti
           )}
         </Field>
         <TokenHelp repository={repository.trim()} />
-        <Button type="submit" className="self-start" busy={create.isPending}>
+        <Button type="submit" look={hasBegun ? "primary" : "plain"} className="self-start" busy={create.isPending}>
           Test and add
         </Button>
       </form>
