@@ -39,8 +39,26 @@ class ConcurrencyLimits:
     """Concurrency limits for the repositories of one user."""
 
     def __init__(self) -> None:
-        self.processes = asyncio.Semaphore(MAX_PROCESSES)
         self.imports = asyncio.Semaphore(MAX_IMPORTS)
+        self._processes = asyncio.Semaphore(MAX_PROCESSES)
+        self._holders: set[asyncio.Task[object] | None] = set()
+
+    @asynccontextmanager
+    async def take_process(self) -> AsyncIterator[None]:
+        """Wait for one of the slots for git processes. A task that has one already does not wait for another, but uses it again.
+
+        Take it before a limit that is shared with other users, so that nobody waits for this user's processes.
+        """
+        task = asyncio.current_task()
+        if task in self._holders:
+            yield
+            return
+        async with self._processes:
+            self._holders.add(task)
+            try:
+                yield
+            finally:
+                self._holders.remove(task)
 
 
 class BareRepository:
@@ -82,7 +100,7 @@ class BareRepository:
         memory: int | None = None,
     ) -> GitResult:
         """Run git in this repository, without a remote and with bounded memory (READ_MEMORY_BYTES if None), whatever the objects are."""
-        async with (await self.get_limits()).processes:
+        async with (await self.get_limits()).take_process():
             return await self.git.run(
                 f"--git-dir={self.folder}",
                 *arguments,
