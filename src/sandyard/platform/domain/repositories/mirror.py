@@ -336,8 +336,8 @@ class Mirror(BareRepository):
         `refs` maps refs in the bundle to refs below refs/sandyard/ in the mirror. `own_refs` are the mirror's refs of the same
         sandbox. Returns the refs in the mirror with their new commits.
         """
-        limits = await self.get_limits()
-        async with self.writing(), limits.imports, limits.take_process(), self._importing:
+        # the user's slot comes first, so that nobody waits for this user's processes
+        async with self.writing(), (await self.get_limits()).take_import(), self._importing:
             return await import_bundle(
                 self,
                 path,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.repositories import bare_repository, git_process, tree_paths
 from sandyard.platform.domain.repositories.diff import read_diff
 from sandyard.platform.domain.repositories.errors import GitFailedError, TooMuchError, UnsafeBundleError
@@ -182,6 +183,39 @@ async def test_imports_that_wait_for_processes_of_their_user_do_not_block_those_
             await import_into("eve-1")
         assert not any(task.done() for task in waiting)
         proceed.set()
+
+
+@pytest.mark.parametrize("have", [(), ("a" * 40,)], ids=["full", "incremental"])
+async def test_packing_leaves_processes_for_other_commands(
+    harness: MirrorHarness, tmp_path: Path, have: Sequence[str]
+) -> None:
+    commit, held = "a" * 40, asyncio.Semaphore(0)
+
+    class HeldGit(Git):
+        async def run(self, *words: str, **_options: object) -> git_process.GitResult:
+            if "cat-file" not in words:
+                held.release()
+                await asyncio.Event().wait()
+            return git_process.GitResult(0, f"{commit} commit\n".encode(), "")
+
+    async def get_owner_id(_project_id: str) -> str:
+        return "owner"
+
+    mirrors = Mirrors(HeldGit(tmp_path, timeout_s=30), harness.settings, get_owner_id=get_owner_id)
+    packing = [
+        asyncio.create_task(mirrors.get(f"prj_{number}").bundles.create(commit, ref="refs/heads/main", have=have))
+        for number in range(2 * bare_repository.MAX_PROCESSES)
+    ]
+    try:
+        async with asyncio.timeout(30):
+            for _ in range(bare_repository.MAX_PACKS):
+                await held.acquire()
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert held.locked(), "more packs than the limit"
+            assert await mirrors.get("prj_other").has_commit(commit)
+    finally:
+        await end_tasks(*packing)
 
 
 async def import_commit(harness: MirrorHarness, tip: str, *known: str) -> None:
