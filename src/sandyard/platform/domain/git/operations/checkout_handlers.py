@@ -31,6 +31,7 @@ from sandyard.platform.domain.git.model import CHECKOUT_FOLDER, OperationKind, P
 from sandyard.platform.domain.git.operations.checkpoints import Checkpoints
 from sandyard.platform.domain.git.operations.runner import OPEN_STATUSES, Job
 from sandyard.platform.domain.git.prepared_checkouts import resolve_base
+from sandyard.platform.domain.git.repository_queue import make_mirror_key
 from sandyard.platform.domain.git.sandbox_commits import (
     import_commits,
     list_refs_of_original,
@@ -69,7 +70,7 @@ class CheckoutHandlers:
         repository = await context.get_repository(project)
         await self._require_no_other_checkout(job)
         if "chosen" not in job.arguments:  # otherwise a run before a crash may have checked out this commit
-            async with job.wait_turn(repository.remote.key):
+            async with job.wait_turn(make_mirror_key(project.id), project.owner_id):
                 await context.refresh(project, repository, job.progress, since=started)
                 base, commit = await resolve_base(repository.mirror, project, job.arguments.get("baseBranch"))
                 await self._record_choice(job, repository.mirror, base, commit)
