@@ -12,7 +12,7 @@ from sandyard.kit.errors import ConflictError
 from sandyard.kit.ids import make_random_id
 from sandyard.platform.db.models import Project
 from sandyard.platform.domain.git.context import GitContext, Repository, get_author, get_committer
-from sandyard.platform.domain.git.repository_queue import RepositoryQueue
+from sandyard.platform.domain.git.repository_queue import RepositoryQueue, make_mirror_key
 from sandyard.platform.domain.repositories import merge_tree
 from sandyard.platform.domain.repositories.errors import BranchMovedError, ConflictsError
 from sandyard.platform.domain.repositories.mirror import Mirror
@@ -41,12 +41,11 @@ class BranchMerges:
 
     async def is_merged(self, project: Project, base: str, head_commit: str) -> bool:
         """Return whether the remote's base branch contains everything of this commit. False if one of them does not exist."""
-        async with self._fetch_repository(project) as repository:
-            mirror = repository.mirror
-            base_commit = await mirror.resolve(f"refs/remotes/origin/{base}")
-            if base_commit is None or not await mirror.has_commit(head_commit):
-                return False
-            return await self._adds_nothing(mirror, base_commit, head_commit)
+        mirror = (await self._fetch_repository(project)).mirror
+        base_commit = await mirror.resolve(f"refs/remotes/origin/{base}")
+        if base_commit is None or not await mirror.has_commit(head_commit):
+            return False
+        return await self._adds_nothing(mirror, base_commit, head_commit)
 
     async def merge(self, project: Project, request: BranchMerge) -> str:
         """Merge the branch, push the base branch, and return the new commit of the base branch.
@@ -54,7 +53,7 @@ class BranchMerges:
         Idempotent: a branch that is merged already is left alone. Raises BranchMovedError if the head has moved,
         ConflictsError, BranchCheckedOutError, and the errors of a push.
         """
-        async with self._fetch_repository(project) as repository:
+        async with self._wait_turn(project) as repository:
             mirror = repository.mirror
             base_commit = await mirror.resolve(f"refs/remotes/origin/{request.base}")
             if base_commit is None:
@@ -72,13 +71,21 @@ class BranchMerges:
             await mirror.push(repository.remote, repository.credential, commit, request.base, expected=base_commit)
             return commit
 
-    @contextlib.asynccontextmanager
-    async def _fetch_repository(self, project: Project) -> AsyncIterator[Repository]:
-        """Wait for this repository's turn, fetch it, and yield it."""
-        started, turn_id = time.monotonic(), make_random_id("merge-")
+    async def _fetch_repository(self, project: Project) -> Repository:
+        started, turn_id = time.monotonic(), make_random_id("fetch-")
         repository = await self._context.get_repository(project)
-        async with self._queue.wait_turn(repository.remote.key, id=turn_id, requester=project.id):
+        async with self._queue.wait_turn(make_mirror_key(project.id), id=turn_id, requester=project.owner_id):
             await self._context.refresh(project, repository, ignore_progress, since=started)
+        return repository
+
+    @contextlib.asynccontextmanager
+    async def _wait_turn(self, project: Project) -> AsyncIterator[Repository]:
+        """Fetch the repository, wait for the turn to write to it, and yield it."""
+        repository, turn_id = await self._fetch_repository(project), make_random_id("merge-")
+        key, requester = repository.remote.key, project.owner_id
+        async with self._queue.wait_turn(key, id=turn_id, requester=requester) as waited:
+            if waited:  # for somebody who may have written to it
+                await self._context.refresh(project, repository, ignore_progress, since=time.monotonic())
             yield repository
 
     async def _adds_nothing(self, mirror: Mirror, base_commit: str, head: str) -> bool:

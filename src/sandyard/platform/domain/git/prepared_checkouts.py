@@ -13,7 +13,7 @@ from sandyard.platform.db.models import Project, Sandbox
 from sandyard.platform.domain.git.checkout.sandbox_git import SealedCheckout
 from sandyard.platform.domain.git.context import GitContext, get_author
 from sandyard.platform.domain.git.model import PREPARED_BRANCH, PreparedCheckout
-from sandyard.platform.domain.git.repository_queue import RepositoryQueue
+from sandyard.platform.domain.git.repository_queue import RepositoryQueue, make_mirror_key
 from sandyard.platform.domain.repositories.mirror import Mirror
 from sandyard.platform.domain.repositories.model import Progress
 
@@ -41,7 +41,8 @@ class PreparedCheckouts:
         """Fetch and return the base branch and its newest commit. Raises ConflictError if there is no such branch."""
         context, started = self._context, time.monotonic()
         repository = await context.get_repository(project)
-        async with self._queue.wait_turn(repository.remote.key, id=make_random_id("prepare-"), requester=project.id):
+        turn_id, requester = make_random_id("prepare-"), project.owner_id
+        async with self._queue.wait_turn(make_mirror_key(project.id), id=turn_id, requester=requester):
             await context.refresh(project, repository, progress, since=started)
         return await resolve_base(repository.mirror, project, base_branch)
 

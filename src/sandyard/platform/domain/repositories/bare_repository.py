@@ -29,8 +29,14 @@ _REFS_TIMEOUT_S, _REFS_MEMORY_BYTES = 120.0, 512 << 20
 READ_TIMEOUT_S = 120.0
 MAX_PROCESSES = 4
 """Maximum number of concurrent git processes in all repositories of one user, so that others can run theirs."""
+MAX_PACKS = 2
+"""Maximum number of git processes that concurrently pack bundles for one user."""
 MAX_IMPORTS = 2
 """Maximum number of bundles from sandboxes that are read concurrently for one user."""
+MAX_LONG = MAX_PROCESSES - 1
+"""Maximum number of both, which may take long, so that there is always a process for quick reads."""
+# deltas are copied from the repository's packs as they are: searching for better ones takes minutes
+_FAST_PACKING = ("-c", "pack.window=0")
 _BINARY_ABOVE = "8m"
 """Larger files are treated as binary: nobody reads their diffs, which cost memory."""
 
@@ -39,8 +45,40 @@ class ConcurrencyLimits:
     """Concurrency limits for the repositories of one user."""
 
     def __init__(self) -> None:
-        self.processes = asyncio.Semaphore(MAX_PROCESSES)
-        self.imports = asyncio.Semaphore(MAX_IMPORTS)
+        self._imports = asyncio.Semaphore(MAX_IMPORTS)
+        self._packs = asyncio.Semaphore(MAX_PACKS)
+        self._long = asyncio.Semaphore(MAX_LONG)
+        self._processes = asyncio.Semaphore(MAX_PROCESSES)
+        self._holders: set[asyncio.Task[object] | None] = set()
+
+    @asynccontextmanager
+    async def take_process(self) -> AsyncIterator[None]:
+        """Wait for one of the slots for git processes. A task that has one already does not wait for another, but uses it again.
+
+        Take it before a limit that is shared with other users, so that nobody waits for this user's processes.
+        """
+        task = asyncio.current_task()
+        if task in self._holders:
+            yield
+            return
+        async with self._processes:
+            self._holders.add(task)
+            try:
+                yield
+            finally:
+                self._holders.remove(task)
+
+    @asynccontextmanager
+    async def take_import(self) -> AsyncIterator[None]:
+        """Wait for a slot, as `take_process` does, to import a bundle. All processes of the import use it."""
+        async with self._imports, self._long, self.take_process():
+            yield
+
+    @asynccontextmanager
+    async def take_pack(self) -> AsyncIterator[None]:
+        """Wait for a slot, as `take_process` does, to pack a bundle."""
+        async with self._packs, self._long, self.take_process():
+            yield
 
 
 class BareRepository:
@@ -82,7 +120,7 @@ class BareRepository:
         memory: int | None = None,
     ) -> GitResult:
         """Run git in this repository, without a remote and with bounded memory (READ_MEMORY_BYTES if None), whatever the objects are."""
-        async with (await self.get_limits()).processes:
+        async with (await self.get_limits()).take_process():
             return await self.git.run(
                 f"--git-dir={self.folder}",
                 *arguments,
@@ -94,6 +132,13 @@ class BareRepository:
                 timeout_s=timeout_s,
                 max_allocation=max_allocation,
                 memory=READ_MEMORY_BYTES if memory is None else memory,
+            )
+
+    async def pack(self, folder: Path, *arguments: str, stdin: Stdin = None) -> GitResult:
+        """Run git to pack objects of this repository, from the repository at `folder`. See `take_pack`."""
+        async with (await self.get_limits()).take_pack():
+            return await self.git.run(
+                *_FAST_PACKING, f"--git-dir={folder}", *arguments, cwd=folder, objects=self.objects, stdin=stdin
             )
 
     async def read(self, *arguments: str, limit: int = OUTPUT_LIMIT) -> tuple[bytes, bool]:

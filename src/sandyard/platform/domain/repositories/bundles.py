@@ -21,8 +21,6 @@ from sandyard.platform.domain.repositories.model import Bundle, PackIndex
 
 MAX_CACHED, MAX_UNUSED_S = 3, 24 * 3600.0
 _PARENTS_BATCH = 4000
-# deltas are copied from the mirror's packs as they are: searching for better ones takes minutes
-_FAST_PACKING = ("-c", "pack.window=0")
 
 
 class BundleStore:
@@ -112,16 +110,10 @@ class BundleStore:
         """
         path = self._folder / f"part-{secrets.token_hex(8)}.bundle"
         with self._scratch_repository(commit, ref, shallow) as folder:
-            result = await self._repository.git.run(
-                *(
-                    *_FAST_PACKING,
-                    "-c",
-                    "core.fsync=none",
-                ),  # it is copied, and then synced to disk by `_sync_and_rename`
-                f"--git-dir={folder}",
+            result = await self._repository.pack(
+                folder,
+                *("-c", "core.fsync=none"),  # it is copied, and then synced to disk by `_sync_and_rename`
                 *("pack-objects", "--quiet", "--revs", "--delta-base-offset", str(folder / "made")),
-                cwd=folder,
-                objects=self._repository.objects,
                 stdin=f"{commit}\n".encode(),
             )
             name = result.stdout.decode().strip()
@@ -145,11 +137,7 @@ class BundleStore:
         with self._scratch_repository(commit, ref, shallow) as folder:
 
             async def run(*arguments: str) -> list[str]:
-                git_dir = f"--git-dir={folder}"
-                result = await self._repository.git.run(
-                    *_FAST_PACKING, git_dir, *arguments, cwd=folder, objects=self._repository.objects
-                )
-                return result.stdout.decode().split()
+                return (await self._repository.pack(folder, *arguments)).stdout.decode().split()
 
             if have and not await run("rev-list", "--max-count=1", commit, "--not", *have):
                 # git refuses to create an empty bundle: include this one commit, which the receiver has already

@@ -135,7 +135,9 @@ class Mirror(BareRepository):
         self.bundles = BundleStore(self, limit=settings.git_transfer_limit)
         self.bundles.remove_temporary_files()
         self._complete = self.own_folder / "complete"
-        self._refresh_lock = asyncio.Lock()
+        self._remote_lock = (
+            asyncio.Lock()
+        )  # held while copying the remote's refs, and while changing them there and here
 
     @property
     def exists(self) -> bool:
@@ -158,7 +160,7 @@ class Mirror(BareRepository):
         """
 
         async def attempt() -> None:
-            async with self._refresh_lock, self.writing():
+            async with self._remote_lock, self.writing():
                 await self._refresh(remote, credential, progress)
 
         await self._retry_policy.run(attempt, "fetch")
@@ -266,10 +268,17 @@ class Mirror(BareRepository):
     ) -> None:
         """Push a commit and record the remote's new branch position in the mirror. See `push.push`."""
         connection = RemoteConnection(self, remote, credential)
-        await push.push(
-            connection, commit, branch, expected=expected, base=base, progress=progress, retry_policy=self._retry_policy
-        )
-        await self.set_ref(ORIGIN + branch, commit)
+        async with self._remote_lock:
+            await push.push(
+                connection,
+                commit,
+                branch,
+                expected=expected,
+                base=base,
+                progress=progress,
+                retry_policy=self._retry_policy,
+            )
+            await self.set_ref(ORIGIN + branch, commit)
 
     async def push_tag(
         self, remote: Remote, credential: Credential | None, name: str, progress: Progress = ignore_progress
@@ -277,19 +286,21 @@ class Mirror(BareRepository):
         """Push the tag that a sandbox stored in `refs/sandyard/tags/<name>`. See `push.push_tag`."""
         tag = (await self.list_refs(OWN_TAGS + name))[OWN_TAGS + name]
         connection = RemoteConnection(self, remote, credential)
-        await push.push_tag(connection, tag, name, progress=progress, retry_policy=self._retry_policy)
-        await self.set_ref(TAGS + name, tag)
+        async with self._remote_lock:
+            await push.push_tag(connection, tag, name, progress=progress, retry_policy=self._retry_policy)
+            await self.set_ref(TAGS + name, tag)
 
     async def delete_remote_branch(
         self, remote: Remote, credential: Credential | None, branch: str, expected: str
     ) -> bool:
         """Delete a branch on the remote and in the mirror. See `push.delete_branch`."""
         connection = RemoteConnection(self, remote, credential)
-        deleted = await push.delete_branch(
-            connection, branch, expected, progress=ignore_progress, retry_policy=self._retry_policy
-        )
-        if deleted:
-            await self.delete_ref(ORIGIN + branch)
+        async with self._remote_lock:
+            deleted = await push.delete_branch(
+                connection, branch, expected, progress=ignore_progress, retry_policy=self._retry_policy
+            )
+            if deleted:
+                await self.delete_ref(ORIGIN + branch)
         return deleted
 
     # contents ---------------------------------------------------------------------------------------------------------
@@ -336,7 +347,8 @@ class Mirror(BareRepository):
         `refs` maps refs in the bundle to refs below refs/sandyard/ in the mirror. `own_refs` are the mirror's refs of the same
         sandbox. Returns the refs in the mirror with their new commits.
         """
-        async with self.writing(), (await self.get_limits()).imports, self._importing:
+        # the user's slot comes first, so that nobody waits for this user's processes
+        async with self.writing(), (await self.get_limits()).take_import(), self._importing:
             return await import_bundle(
                 self,
                 path,

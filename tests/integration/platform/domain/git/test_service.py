@@ -23,6 +23,7 @@ from sandyard.platform.domain.git.operations.runner import OperationFailedError
 from sandyard.platform.domain.git.sandbox_commits import list_refs_of_original
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.repositories.mirror import Mirror
 from sandyard.platform.domain.repositories.model import Change
 from sandyard.platform.domain.sandboxes.service import is_work_snapshot
 from sandyard.platform.domain.users.model import Principal
@@ -282,6 +283,34 @@ async def test_a_checkout_starts_at_the_newest_base_commit(harness: GitHarness) 
     newest = harness.origin.commit(later="x")
     _, sandbox = await harness.create_session()
     assert (await harness.platform.services.git.get_checkout(harness.owner, sandbox.id)).base_commit == newest
+
+
+async def test_a_slow_fetch_of_one_project_does_not_block_another_with_the_same_repository(
+    harness: GitHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services, fetching, proceed = harness.platform.services, asyncio.Event(), asyncio.Event()
+    refresh = Mirror.refresh
+
+    async def refresh_slowly(mirror: Mirror, *arguments: Any) -> None:
+        if mirror.folder.stem == harness.project_id:
+            fetching.set()
+            await proceed.wait()
+        await refresh(mirror, *arguments)
+
+    monkeypatch.setattr(Mirror, "refresh", refresh_slowly)
+    slow = asyncio.create_task(harness.create_session())
+    async with asyncio.timeout(DEADLINE):
+        await fetching.wait()
+        project = await services.projects.create(
+            harness.owner, "other", repository=str(harness.origin.path), base_branch="main"
+        )
+        other = GitHarness(harness.platform, harness.origin, harness.owner, project.id)
+        _, sandbox = await other.create_session()
+        await other.commit(sandbox, a="1")
+        await other.push(sandbox)
+        assert not slow.done()
+        proceed.set()
+        await slow
 
 
 async def test_an_invalid_commit_message_is_rejected(harness: GitHarness) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from sandyard.platform.domain.repositories.errors import (
     RepositoryInvalidError,
     TooMuchError,
 )
+from sandyard.platform.domain.repositories.git_process import GitResult
 from sandyard.platform.domain.repositories.merge_tree import find_conflicts
 from sandyard.platform.domain.repositories.model import Bundle, Conflicts
 from sandyard.platform.domain.repositories.remote import Remote, parse_remote
@@ -320,6 +322,37 @@ async def test_commits_are_imported_while_a_fetch_is_stuck(harness: MirrorHarnes
     await fetching
     assert await harness.mirror.list_refs("refs/sandyard") == {"refs/sandyard/guest": commit}
     assert await harness.mirror.list_branches() == harness.site.branches()
+
+
+async def test_a_refresh_does_not_forget_a_branch_that_is_pushed_meanwhile(
+    harness: MirrorHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await harness.refresh()
+    commit = await harness.import_commit({"a.txt": "new"})
+    run, listed, proceed = harness.mirror.git.run, asyncio.Event(), asyncio.Event()
+    commands: list[tuple[str, ...]] = []
+
+    async def wait_after_listing(*words: str, **options: Any) -> GitResult:
+        commands.append(words)
+        result = await run(*words, **options)
+        if "--symref" in words:
+            commands.clear()
+            listed.set()
+            await proceed.wait()
+        return result
+
+    monkeypatch.setattr(harness.mirror.git, "run", wait_after_listing)
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        group.create_task(harness.refresh())
+        await listed.wait()
+        pushing = harness.mirror.push(harness.remote, harness.credential, commit, "task/new", expected=None)
+        push = group.create_task(pushing)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        if commands:  # the push did not wait for the refresh
+            await push
+        proceed.set()
+    assert (await harness.mirror.list_branches())["task/new"] == commit
 
 
 async def test_refs_and_commits_can_be_read(harness: MirrorHarness) -> None:

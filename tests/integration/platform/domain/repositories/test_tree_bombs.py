@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sandyard.kit.tasks import end_tasks
 from sandyard.platform.domain.repositories import bare_repository, git_process, tree_paths
 from sandyard.platform.domain.repositories.diff import read_diff
 from sandyard.platform.domain.repositories.errors import GitFailedError, TooMuchError, UnsafeBundleError
@@ -145,6 +146,76 @@ async def test_the_repositories_of_one_user_do_not_take_all_slots(harness: Mirro
         await held.acquire()
         assert held.locked()  # the other reads of the first user wait
         proceed.set()
+
+
+async def test_imports_that_wait_for_processes_of_their_user_do_not_block_those_of_others(
+    harness: MirrorHarness, tmp_path: Path
+) -> None:
+    harness.commit_in_guest({"a.txt": "new"})
+    bundle = harness.create_bundle("HEAD", "--not", "origin/main")
+    held, proceed = asyncio.Semaphore(0), asyncio.Event()
+
+    class HeldGit(Git):
+        async def run(self, *words: str, **_options: object) -> git_process.GitResult:
+            if "version" in words:
+                held.release()
+                await proceed.wait()
+            return git_process.GitResult(0, b"", "")
+
+    async def get_owner_id(project_id: str) -> str:
+        return project_id.partition("-")[0]
+
+    async def import_into(project: str) -> None:
+        with pytest.raises(UnsafeBundleError, match="commits that the platform does not have"):
+            await mirrors.get(project).import_bundle(bundle, {"HEAD": REF})
+
+    mirrors = Mirrors(HeldGit(tmp_path, timeout_s=30), harness.settings, get_owner_id=get_owner_id)
+    busy = ("ann-1", "ann-2", "ben-1", "ben-2")
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        for project in busy * (bare_repository.MAX_PROCESSES // 2):
+            group.create_task(mirrors.get(project).read("version"))
+        for _ in range(2 * bare_repository.MAX_PROCESSES):
+            await held.acquire()
+        waiting = [group.create_task(import_into(project)) for project in busy]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(5):
+            await import_into("eve-1")
+        assert not any(task.done() for task in waiting)
+        proceed.set()
+
+
+@pytest.mark.parametrize("have", [(), ("a" * 40,)], ids=["full", "incremental"])
+async def test_packing_leaves_processes_for_other_commands(
+    harness: MirrorHarness, tmp_path: Path, have: Sequence[str]
+) -> None:
+    commit, held = "a" * 40, asyncio.Semaphore(0)
+
+    class HeldGit(Git):
+        async def run(self, *words: str, **_options: object) -> git_process.GitResult:
+            if "cat-file" not in words:
+                held.release()
+                await asyncio.Event().wait()
+            return git_process.GitResult(0, f"{commit} commit\n".encode(), "")
+
+    async def get_owner_id(_project_id: str) -> str:
+        return "owner"
+
+    mirrors = Mirrors(HeldGit(tmp_path, timeout_s=30), harness.settings, get_owner_id=get_owner_id)
+    packing = [
+        asyncio.create_task(mirrors.get(f"prj_{number}").bundles.create(commit, ref="refs/heads/main", have=have))
+        for number in range(2 * bare_repository.MAX_PROCESSES)
+    ]
+    try:
+        async with asyncio.timeout(30):
+            for _ in range(bare_repository.MAX_PACKS):
+                await held.acquire()
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert held.locked(), "more packs than the limit"
+            assert await mirrors.get("prj_other").has_commit(commit)
+    finally:
+        await end_tasks(*packing)
 
 
 async def import_commit(harness: MirrorHarness, tip: str, *known: str) -> None:

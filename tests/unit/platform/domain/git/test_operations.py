@@ -152,7 +152,7 @@ async def test_one_writer_per_repository_with_queue_position(harness: Operations
 
     async def push(job: Job) -> dict[str, Any]:
         nonlocal writing
-        async with job.wait_turn("repo"):
+        async with job.wait_turn("repo", "owner"):
             writing += 1
             assert writing == 1
             await go.wait()
@@ -184,18 +184,46 @@ async def test_one_writer_per_repository_with_queue_position(harness: Operations
     ]
 
 
+async def test_nested_turns_show_the_position_in_the_one_that_is_waited_for(harness: OperationsHarness) -> None:
+    go = asyncio.Event()
+
+    async def commit(job: Job) -> dict[str, Any]:
+        async with job.wait_turn("mirror", "owner"):
+            await go.wait()
+        return {}
+
+    async def push(job: Job) -> dict[str, Any]:
+        async with job.wait_turn("repo", "owner"):
+            async with job.wait_turn("mirror", "owner"):
+                pass
+            return {"position": harness.operations.get_position(job.operation.id)}
+
+    harness.handlers.update({COMMIT: commit, PUSH: push})
+    operations = harness.operations
+    first = await harness.submit(COMMIT, await harness.create_sandbox())
+    async with asyncio.timeout(DEADLINE):
+        while operations.get_position(first.id) != 0:
+            await asyncio.sleep(0.01)
+        second = await harness.submit(PUSH, await harness.create_sandbox())
+        while (operations.get_position(second.id), (await operations.get(second.id)).status) != (1, "queued"):
+            await asyncio.sleep(0.01)
+    go.set()
+    assert (await harness.wait(second)).detail == {"position": 0}
+    assert operations.get_position(second.id) is None
+
+
 async def test_restart_keeps_order(harness: OperationsHarness) -> None:
     begun: list[str] = []
     go = asyncio.Event()
 
     async def block(job: Job) -> dict[str, Any]:
-        async with job.wait_turn("repo"):
+        async with job.wait_turn("repo", "owner"):
             await job.store(seen=True)
             await asyncio.Event().wait()
         return {}
 
     async def push(job: Job) -> dict[str, Any]:
-        async with job.wait_turn("repo"):
+        async with job.wait_turn("repo", "owner"):
             begun.append(job.operation.id)
             await go.wait()
             return {"seen": job.arguments.get("seen", False)}
@@ -359,7 +387,7 @@ async def test_operations_of_former_members_do_not_start(harness: OperationsHarn
     async def push(job: Job) -> dict[str, Any]:
         if job.operation.user_id == member:
             queued.set()
-        async with job.wait_turn("repo"):
+        async with job.wait_turn("repo", "owner"):
             ran.append(job.operation.id)
             await go.wait()
         return {}

@@ -96,3 +96,29 @@ async def test_cancelled_waiter_leaves(when: str) -> None:
         turns.leave("repo", "a")
     await settle()
     assert task.cancelled() and last.done()
+
+
+async def test_entries_of_equal_rank_are_served_in_the_order_of_arrival() -> None:
+    """Whatever their ids."""
+    turns = RepositoryQueue()
+    turns.enter("repo", id="z", requester="first")
+    early, late = turns.enter("repo", id="y", requester="ann"), turns.enter("repo", id="x", requester="ben")
+    assert (turns.get_position("repo", "y"), turns.get_position("repo", "x")) == (1, 2)
+    turns.leave("repo", "z")
+    assert early.done() and not late.done()
+
+
+async def test_after_a_time_only_the_same_requester_waits() -> None:
+    turns = RepositoryQueue(exclusive_s=0)
+    turns.enter("repo", id="slow", requester="ann")
+    same, other = turns.enter("repo", id="a", requester="ann"), turns.enter("repo", id="b", requester="ben")
+    assert not other.done()
+    async with asyncio.timeout(10):
+        await other
+    assert not same.done()
+    turns.leave("repo", "b")
+    assert not same.done() and turns.get_position("repo", "slow") == 0
+    turns.leave("repo", "slow")
+    assert same.done()
+    turns.leave("repo", "a")
+    assert turns.enter("repo", id="c", requester="ann").done()

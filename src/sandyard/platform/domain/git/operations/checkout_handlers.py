@@ -8,6 +8,7 @@ import itertools
 import time
 from collections.abc import Collection, Iterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 from sqlalchemy import select
 
@@ -30,6 +31,7 @@ from sandyard.platform.domain.git.model import CHECKOUT_FOLDER, OperationKind, P
 from sandyard.platform.domain.git.operations.checkpoints import Checkpoints
 from sandyard.platform.domain.git.operations.runner import OPEN_STATUSES, Job
 from sandyard.platform.domain.git.prepared_checkouts import resolve_base
+from sandyard.platform.domain.git.repository_queue import make_mirror_key
 from sandyard.platform.domain.git.sandbox_commits import (
     import_commits,
     list_refs_of_original,
@@ -56,7 +58,7 @@ class CheckoutHandlers:
     def __init__(self, context: GitContext, checkpoints: Checkpoints) -> None:
         self._context = context
         self._checkpoints = checkpoints
-        self._branch_lock = asyncio.Lock()
+        self._branch_locks: WeakValueDictionary[str | None, asyncio.Lock] = WeakValueDictionary()
 
     async def clone(self, job: Job) -> OperationDetail:
         """Check out the newest commit of the base branch on a new branch."""
@@ -68,7 +70,7 @@ class CheckoutHandlers:
         repository = await context.get_repository(project)
         await self._require_no_other_checkout(job)
         if "chosen" not in job.arguments:  # otherwise a run before a crash may have checked out this commit
-            async with job.wait_turn(repository.remote.key):
+            async with job.wait_turn(make_mirror_key(project.id), project.owner_id):
                 await context.refresh(project, repository, job.progress, since=started)
                 base, commit = await resolve_base(repository.mirror, project, job.arguments.get("baseBranch"))
                 await self._record_choice(job, repository.mirror, base, commit)
@@ -262,7 +264,7 @@ class CheckoutHandlers:
         context = self._context
         row = await context.get_checkout(job.sandbox.id)
         if "chosen" not in job.arguments:
-            async with self._branch_lock:
+            async with self._lock_branch_names(job):
                 await job.store(chosen=await self._choose_branch(job, context.mirrors.get(row.project_id)))
         name = job.arguments["chosen"]
         async with context.open_git(job.sandbox, row.folder) as git:
@@ -296,9 +298,15 @@ class CheckoutHandlers:
             raise ConflictError(f"This sandbox already has a checkout, on branch {known.branch}.")
 
     async def _record_choice(self, job: Job, mirror: Mirror, base: str, commit: str) -> None:
-        """Choose a branch name under a lock, so that no two operations choose the same."""
-        async with self._branch_lock:
+        async with self._lock_branch_names(job):
             await job.store(chosen=await self._choose_branch(job, mirror), base=base, commit=commit)
+
+    def _lock_branch_names(self, job: Job) -> asyncio.Lock:
+        """Return the lock under which operations of the job's project choose a branch name, so that no two choose the same.
+
+        Other projects have their own, because listing the branches may wait for git processes of the project's owner.
+        """
+        return self._branch_locks.setdefault(job.operation.project_id, asyncio.Lock())
 
     async def _choose_branch(self, job: Job, mirror: Mirror) -> str:
         """Return a name that neither the remote nor another checkout of the project uses."""

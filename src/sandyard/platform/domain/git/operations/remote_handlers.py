@@ -24,6 +24,7 @@ from sandyard.platform.domain.git.errors import CiFilesError
 from sandyard.platform.domain.git.model import Reason
 from sandyard.platform.domain.git.operations.checkpoints import Checkpoints
 from sandyard.platform.domain.git.operations.runner import Job
+from sandyard.platform.domain.git.repository_queue import make_mirror_key
 from sandyard.platform.domain.git.sandbox_commits import import_commits, list_own_refs, make_head_ref
 from sandyard.platform.domain.projects.model import ProjectSettings
 from sandyard.platform.domain.repositories.errors import ConflictsError, UnsafeBundleError
@@ -78,6 +79,16 @@ class RemoteHandlers:
         async with self._context.open_git(job.sandbox, row.folder) as git:
             yield _CheckoutContext(row, project, repository, git)
 
+    @contextlib.asynccontextmanager
+    async def _wait_turn_to_write(self, job: Job, checkout: _CheckoutContext) -> AsyncIterator[None]:
+        """Wait to be the only writer to the remote, and the only one of its project to use it."""
+        project, repository = checkout.project, checkout.repository
+        async with (
+            job.wait_turn(repository.remote.key, project.owner_id),
+            job.wait_turn(make_mirror_key(project.id), project.owner_id),
+        ):
+            yield
+
     async def push(self, job: Job) -> OperationDetail:
         async with self._open_checkout(job) as checkout:
             row, repository = checkout.row, checkout.repository
@@ -86,7 +97,7 @@ class RemoteHandlers:
             commit = await self._import_branch(checkout, saved.row.head)
             commits = await self._check_pushable(checkout, commit)
             base = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") or row.base_commit
-            async with job.wait_turn(repository.remote.key), self._context.record_connection(checkout.project):
+            async with self._wait_turn_to_write(job, checkout), self._context.record_connection(checkout.project):
                 await mirror.push(
                     repository.remote,
                     repository.credential,
@@ -178,7 +189,7 @@ class RemoteHandlers:
             known = []
             if how != "check":
                 known = [(await self._checkpoints.save(row, job.sandbox, checkout.git, Reason.UPDATE)).row.head]
-            async with job.wait_turn(repository.remote.key):
+            async with job.wait_turn(make_mirror_key(checkout.project.id), checkout.project.owner_id):
                 await self._context.refresh(checkout.project, repository, job.progress, since=started)
             ours = await self._import_branch(checkout, *known)
             await self._update_checkout(row.sandbox_id, head=ours)
@@ -298,7 +309,8 @@ class RemoteHandlers:
             into = f"refs/sandyard/tags/{name}"
             with self._context.create_transfer_file() as path:
                 sent = await checkout.git.send(path, ref=f"refs/tags/{name}", have=[row.head])
-                async with job.wait_turn(repository.remote.key):  # another sandbox may also have a tag of that name
+                # another sandbox of the project may also have a tag of that name
+                async with self._wait_turn_to_write(job, checkout):
                     if path.exists():
                         own_refs = await list_own_refs(self._context, row)
                         tagged_commit = (await mirror.import_bundle(path, {sent.ref: into}, own_refs=own_refs))[into]

@@ -1,7 +1,7 @@
 """Git operations as database rows: stored before they start, reported as events, and restarted after a crash.
 
-One operation runs per sandbox at a time, in the order of their requests. Operations that write to the repository wait
-for their turn at it. The work itself is done by a handler. A handler may run again from its start, and must detect what
+One operation runs per sandbox at a time, in the order of their requests. Operations that write to the remote or fetch from
+it wait for their turn. The work itself is done by a handler. A handler may run again from its start, and must detect what
 an earlier run has done already.
 """
 
@@ -75,9 +75,9 @@ class Job:
         return self.operation.arguments
 
     @contextlib.asynccontextmanager
-    async def wait_turn(self, repository: str) -> AsyncIterator[None]:
-        """Wait to be the only writer to this repository. The operation is shown as queued until then."""
-        async with self._operations.wait_turn(self, repository):
+    async def wait_turn(self, repository: str, requester: str) -> AsyncIterator[None]:
+        """Wait for the turn at this repository or mirror. See `RepositoryQueue.enter`. The operation is shown as queued until then."""
+        async with self._operations.wait_turn(self, repository, requester):
             yield
 
     async def store(self, **arguments: Unpack[OperationArguments]) -> None:
@@ -369,10 +369,11 @@ class OperationRunner:
                 tx.emit("git.completed", **_make_event_fields(row, job.sandbox), detail=row.detail)
 
     @contextlib.asynccontextmanager
-    async def wait_turn(self, job: Job, repository: str) -> AsyncIterator[None]:
+    async def wait_turn(self, job: Job, repository: str, requester: str) -> AsyncIterator[None]:
         row = job.operation
+        outer = self._repositories.get(row.id)
         self._repositories[row.id] = repository
-        turn = self._queue.enter(repository, id=row.id, requester=row.sandbox_id or row.id)
+        turn = self._queue.enter(repository, id=row.id, requester=requester)
         try:
             if not turn.done():
                 await self._set_status(job, OperationStatus.QUEUED, "git.queued", position=self.get_position(row.id))
@@ -382,7 +383,10 @@ class OperationRunner:
             yield
         finally:
             self._queue.leave(repository, row.id)
-            self._repositories.pop(row.id, None)
+            if outer is None:
+                del self._repositories[row.id]
+            else:
+                self._repositories[row.id] = outer
 
     async def _set_status(self, job: Job, status: OperationStatus, event: str, **data: Any) -> None:
         async with self._database.transaction() as tx:
