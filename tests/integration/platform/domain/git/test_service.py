@@ -8,6 +8,7 @@ import hashlib
 import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from sandyard.platform.domain.git.operations.runner import OperationFailedError
 from sandyard.platform.domain.git.sandbox_commits import list_refs_of_original
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.repositories.errors import TooMuchError
+from sandyard.platform.domain.repositories.mirror import Mirror
 from sandyard.platform.domain.repositories.model import Change
 from sandyard.platform.domain.sandboxes.service import is_work_snapshot
 from sandyard.platform.domain.users.model import Principal
@@ -820,3 +823,36 @@ async def test_commits_on_no_branch_are_not_pushed(harness: GitHarness) -> None:
     await harness.run(sandbox, "git checkout -q --detach; echo x > a.txt; git add -A; git commit -qm 'feat: lost'")
     with pytest.raises(OperationFailedError, match="the checkout is on no branch"):
         await harness.push(sandbox)
+
+
+async def test_a_mirror_that_cannot_be_tidied_does_not_keep_anything_from_being_removed(
+    harness: GitHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = harness.platform.services
+    folder = services.settings.git_dir
+    (folder / f"{harness.project_id}.git").mkdir(parents=True)
+    deleted = folder / "prj_zzz.git"
+    deleted.mkdir()
+    tidied: list[str] = []
+
+    async def fail(mirror: Mirror) -> None:
+        tidied.append(mirror.folder.stem)
+        raise TooMuchError("Git needs too much memory.")
+
+    async def record(older_than: timedelta) -> None:
+        tidied.append("preparations")
+
+    monkeypatch.setattr(Mirror, "tidy", fail)
+    monkeypatch.setattr(services.preparations, "tidy", record)
+    await services.git.tidy(timedelta(days=1))
+    assert tidied == [harness.project_id] and not deleted.exists()
+    deleted.mkdir()
+    await services.disk.free()  # leaves the mirror alone for now
+    assert tidied == [harness.project_id, "preparations"] and not deleted.exists()
+
+    async def fail_early(older_than: timedelta) -> None:
+        raise TooMuchError("Git needs too much memory.")
+
+    monkeypatch.setattr(services.git, "tidy", fail_early)
+    await services.disk.free()
+    assert tidied == [harness.project_id, "preparations", "preparations"]
