@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import timedelta
 
 from sandyard.kit.clock import SystemClock
@@ -348,25 +348,36 @@ async def _start_services(services: Services, instance: str, stack: contextlib.A
 
 async def _tidy(services: Services, durable: Durable) -> None:
     """Delete what is too old to be useful."""
-    await services.users.sweep()
-    await services.encryption_keys.tidy()
-    kept = timedelta(days=services.settings.events_kept_days)
-    await services.events.trim(kept)
-    await services.commands.trim(kept)
-    await services.turns.tidy(kept)
-    await durable.tidy(kept)
-    await services.git.tidy(timedelta(days=services.settings.git_operations_kept_days))
-    await services.preparations.tidy(timedelta(days=services.settings.preparations_kept_days))
+    settings = services.settings
+    kept = timedelta(days=settings.events_kept_days)
+    await _tidy_parts(
+        {
+            "users": services.users.sweep,
+            "encryption_keys": services.encryption_keys.tidy,
+            "events": lambda: services.events.trim(kept),
+            "commands": lambda: services.commands.trim(kept),
+            "turns": lambda: services.turns.tidy(kept),
+            "workflows": lambda: durable.tidy(kept),
+            "git": lambda: services.git.tidy(timedelta(days=settings.git_operations_kept_days)),
+            "preparations": lambda: services.preparations.tidy(timedelta(days=settings.preparations_kept_days)),
+        }
+    )
+
+
+async def _tidy_parts(parts: Mapping[str, Callable[[], Awaitable[object]]]) -> None:
+    """Tidy one part after another. Failures are only logged, so that one part does not keep others from being tidied."""
+    for name, tidy in parts.items():
+        try:
+            await tidy()
+        except SandyardError as error:
+            log.warning("tidying_failed", part=name, reason=error.message)
+        except Exception as error:
+            log.error("tidying_crashed", part=name, exc=error)  # noqa: TRY400
 
 
 async def _tidy_regularly(services: Services, tidy: Callable[[], Awaitable[None]]) -> None:
     while True:
-        try:
-            await tidy()
-        except SandyardError as error:
-            log.warning("tidying_failed", reason=error.message)
-        except Exception as error:
-            log.error("tidying_crashed", exc=error)  # noqa: TRY400
+        await tidy()
         await services.clock.sleep(TIDY_SECONDS)
 
 

@@ -12,7 +12,8 @@ Pairs = Iterable[tuple[bytes, bytes]]
 PLATFORM_COOKIES = (b"sandyard_", b"__host-sandyard_")
 """Prefixes of the names of the platform's cookies."""
 _DROPPED_REQUEST_HEADERS = frozenset((b"host", b"expect", b"forwarded"))
-_DROPPED_RESPONSE_HEADERS = frozenset((b"date", b"alt-svc"))  # date is added here; alt-svc would bypass this proxy
+# date is added here; alt-svc would bypass this proxy; clear-site-data deletes cookies of the platform and of other previews
+_DROPPED_RESPONSE_HEADERS = frozenset((b"date", b"alt-svc", b"clear-site-data"))
 _DROPPED_REQUEST_PREFIXES = (b"e2b-", b"x-forwarded-")
 
 

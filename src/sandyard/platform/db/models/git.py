@@ -44,6 +44,8 @@ class Checkout(Base):
     branch: Mapped[str] = mapped_column(String(250), index=True)
     base_branch: Mapped[str] = mapped_column(String(250))
     base_commit: Mapped[str] = mapped_column(Commit)
+    # commits of the base branch that the platform put into it, oldest first; its sandbox has no influence on them
+    bases: Mapped[list[str]] = mapped_column(Json, default=list, server_default="[]")
     head: Mapped[str] = mapped_column(Commit)  # its newest commit in the mirror
     shallow: Mapped[list[str]] = mapped_column(Json, default=list)  # commits where its history is cut off
     pushed: Mapped[str | None] = mapped_column(Commit)  # the remote's branch after our last push

@@ -25,7 +25,10 @@ class CommitMessageError(InvalidInputError):
 
 
 class CiFilesError(ConflictError):
-    """The commits change files that continuous integration would run with the repository's secrets. The project can allow it."""
+    """The commits change files that continuous integration would run with the repository's secrets, or have old versions of them.
+
+    The project can allow it.
+    """
 
     code = "ci_files"
 
@@ -33,9 +36,9 @@ class CiFilesError(ConflictError):
         named = ", ".join(" ".join(file.split())[:_MAX_FILE_LENGTH] for file in files[:_MAX_FILES])
         more = f" and {len(files) - _MAX_FILES} more" if len(files) > _MAX_FILES else ""
         super().__init__(
-            f"The commits of this branch change {named}{more}, and nothing was pushed: the forge would run these files with the "
-            "repository's secrets before anybody has reviewed them. Remove these commits; or review them, and push again once the "
-            "project's owner has allowed such changes (git.ciFiles)."
+            f"The commits of this branch change {named}{more} or have an old version, and nothing was pushed: the forge would run these "
+            "files with the repository's secrets before anybody has reviewed them. Remove these commits; or review them, and push again "
+            "once the project's owner has allowed such changes (git.ciFiles)."
         )
 
 

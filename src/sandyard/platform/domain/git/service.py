@@ -21,6 +21,7 @@ from sandyard.platform.domain.git import commit_messages
 from sandyard.platform.domain.git.branch_merge import BranchMerges
 from sandyard.platform.domain.git.context import GitContext
 from sandyard.platform.domain.git.errors import NoCheckoutError, NotInProjectError
+from sandyard.platform.domain.git.mirror_tidying import MirrorTidying
 from sandyard.platform.domain.git.model import OperationKind, OperationStatus, PreparedCheckout, Reason, UndoneChanges
 from sandyard.platform.domain.git.operations.change_handlers import ChangeHandlers
 from sandyard.platform.domain.git.operations.checkout_handlers import CheckoutHandlers, require_in_project
@@ -90,6 +91,7 @@ class GitService:
         )
         self.prepared_checkouts = PreparedCheckouts(context, queue)
         self.branch_merges = BranchMerges(context, queue)
+        self._mirror_tidying = MirrorTidying(context.mirrors)
 
     # changes ----------------------------------------------------------------------------------------------------------
 
@@ -466,11 +468,7 @@ class GitService:
         mirrored = self._context.mirrors.list_project_ids()
         async with self._database.reading() as session:
             existing = set((await session.scalars(select(Project.id))).all())
-        for project_id in mirrored:
-            if project_id in existing:
-                await self._context.mirrors.get(project_id).tidy()
-            else:
-                await self._context.mirrors.remove(project_id)
+        await self._mirror_tidying.tidy(mirrored, existing)
 
 
 async def _find_comparison_base(reader: RepositoryReader, row: Checkout, head: str, against: str = "base") -> str:

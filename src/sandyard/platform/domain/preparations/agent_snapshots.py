@@ -248,7 +248,10 @@ class AgentSnapshots:
             if row.snapshot is not None:
                 seen.add((row.agent, row.template))
             if row.snapshot is None or replaced or now - row.used_at > older_than:
-                await self._remove(row)
+                try:
+                    await self._remove(row)
+                except SandyardError as error:
+                    log.warning("agent_snapshot_not_removed", snapshot=row.snapshot, reason=error.message)
 
     async def _remove(self, row: AgentSnapshot) -> None:
         """Remove the snapshot and its row, unless it was used or rebuilt since the row was read."""

@@ -142,10 +142,18 @@ class PreparationCleanup:
             orphan_ids = [row_id for row_id in await session.scalars(orphans) if row_id not in building]
         for preparation_id, sandbox_id in leftovers:
             if preparation_id not in busy:
-                await self.clean_up(preparation_id, sandbox_id)
+                try:
+                    await self.clean_up(preparation_id, sandbox_id)
+                except SandyardError as error:
+                    log.warning(
+                        "preparation_not_cleared", preparation=preparation_id, sandbox=sandbox_id, reason=error.message
+                    )
         for sandbox_id in orphan_ids:
-            await end_sandbox(self._lifecycle, sandbox_id, keep=None)
-            await self._lifecycle.repository.set_fields(sandbox_id, agent_id=None)
+            try:
+                await end_sandbox(self._lifecycle, sandbox_id, keep=None)
+                await self._lifecycle.repository.set_fields(sandbox_id, agent_id=None)
+            except SandyardError as error:
+                log.warning("preparation_sandbox_not_removed", sandbox=sandbox_id, reason=error.message)
 
 
 async def end_sandbox(lifecycle: Lifecycle, sandbox_id: str, keep: str | None) -> None:

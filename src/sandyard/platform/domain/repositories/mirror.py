@@ -39,6 +39,10 @@ from sandyard.platform.settings import PlatformSettings
 HEADS, ORIGIN, TAGS = "refs/heads/", "refs/remotes/origin/", "refs/tags/"
 OWN_TAGS = "refs/sandyard/tags/"
 _MAX_PACKS = 20
+_REPACK_SETTINGS = ("pack.threads=1", "pack.windowMemory=256m", "core.bigFileThreshold=16m")
+"""Git compares up to eleven files at once, by default of up to 512 MB each in each thread: they come from sandboxes and remotes."""
+_REPACK_TIMEOUT_S = 900.0
+"""Nobody can write to a mirror while it is repacked."""
 _MAX_CONCURRENT_IMPORTS = 4
 """Limit across all mirrors: data from a sandbox may use all the time and memory it is allowed."""
 _INFINITE_DEPTH = 2**31 - 1
@@ -362,14 +366,19 @@ class Mirror(BareRepository):
         """Repack if there are many packs, and delete bundles that were not used for a day.
 
         Unreferenced objects are deleted after two weeks. Does nothing while someone is writing; a later call will do
-        the work.
+        the work. Raises TooMuchError or GitTimeoutError if repacking takes too much memory or time.
         """
         if not self.exists or self.has_writers:
             return
         await self.bundles.remove_unused()
         async with self.exclusive():
             if sum(1 for _ in self.objects.glob("pack/*.pack")) > _MAX_PACKS:
-                await self.run("gc", "--quiet", "--cruft", "--prune=2.weeks.ago", memory=DEFAULT_MEMORY_BYTES)
+                await self.run(
+                    *(word for setting in _REPACK_SETTINGS for word in ("-c", setting)),
+                    *("gc", "--quiet", "--cruft", "--prune=2.weeks.ago"),
+                    memory=DEFAULT_MEMORY_BYTES,
+                    timeout_s=_REPACK_TIMEOUT_S,
+                )
 
 
 def _parse_listing(listing: bytes) -> tuple[str | None, dict[str, str]]:

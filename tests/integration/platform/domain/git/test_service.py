@@ -8,6 +8,7 @@ import hashlib
 import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,15 @@ from sqlalchemy import update
 
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError, SandyardError
 from sandyard.platform.db.models import GitOperation, Sandbox, Session
+from sandyard.platform.domain.git import ci_files
 from sandyard.platform.domain.git.context import GitContext
 from sandyard.platform.domain.git.errors import CommitMessageError, NoCheckoutError, NotInProjectError
-from sandyard.platform.domain.git.operations import checkout_handlers
+from sandyard.platform.domain.git.operations import checkout_handlers, remote_handlers
 from sandyard.platform.domain.git.operations.runner import OperationFailedError
 from sandyard.platform.domain.git.sandbox_commits import list_refs_of_original
 from sandyard.platform.domain.paging import PageRequest
 from sandyard.platform.domain.projects.model import ProjectSettings
+from sandyard.platform.domain.repositories.errors import TooMuchError
 from sandyard.platform.domain.repositories.mirror import Mirror
 from sandyard.platform.domain.repositories.model import Change
 from sandyard.platform.domain.sandboxes.service import is_work_snapshot
@@ -363,6 +366,119 @@ async def test_a_merge_may_bring_what_others_have_changed_for_ci_and_nothing_els
     await harness.run(sandbox, "echo 'version: 3' > .circleci/config.txt; git commit -qa --amend --no-edit")
     with pytest.raises(OperationFailedError, match=r"\.circleci/config\.txt"):
         await harness.push(sandbox)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "git reset -q --hard {old}; echo x > x.txt; git add -A; git commit -qm 'feat: a thing'",
+        "git reset -q --hard $(git commit-tree -p {base} -p {old} -m 'chore: merge' {old}^{{tree}})",
+        "git reset -q --hard $(git commit-tree -p {old} -p {base} -m 'chore: merge' {old}^{{tree}})",
+        "side=$(git commit-tree -p {old} -m 'feat: a thing' {old}^{{tree}});"
+        "git reset -q --hard $(git commit-tree -p {base} -p $side -m 'chore: merge' {base}^{{tree}})",
+        "git reset -q --hard {old}; printf x > a.txt; git add -A; git write-tree;"
+        "git reset -q --hard $(echo {release} | base64 -d | git hash-object -t commit -w --stdin)",  # on the remote, but of another branch
+        "git reset -q --hard $(git commit-tree -p {base} -p {empty} -m 'chore: merge' {empty}^{{tree}})",
+    ],
+    ids=["built on it", "merged", "merged into it", "in between", "another branch", "before there were any"],
+)
+async def test_old_files_of_ci_are_not_pushed_again(harness: GitHarness, command: str) -> None:
+    """A workflow that was replaced because it is dangerous would run again, with today's secrets."""
+    empty = harness.origin.branches["main"]
+    old = harness.origin.commit(**{".circleci/config": "weak"})
+    harness.origin.git("branch", "release", "main")
+    release = harness.origin.git("cat-file", "commit", harness.origin.commit("release", a="x"))
+    base = harness.origin.commit(**{".circleci/config": "strict"})
+    _, sandbox = await harness.create_session()
+    names = {"old": old, "base": base, "empty": empty}
+    names["release"] = base64.b64encode(f"{release}\n".encode()).decode()
+    await harness.run(sandbox, f"git config user.name a; git config user.email a@b; {command.format(**names)}")
+    with pytest.raises(OperationFailedError, match=r"\.circleci/config\.txt") as error:
+        await harness.push(sandbox)
+    assert error.value.code == "ci_files"
+    assert sorted(harness.origin.branches) == ["main", "release"]
+
+    await harness.run(sandbox, f"git reset -q --hard {base}")
+    await harness.commit(sandbox, a="x")
+    await harness.push(sandbox)
+
+
+async def test_a_branch_with_files_of_ci_that_it_started_with_is_pushed(harness: GitHarness) -> None:
+    """Even if the base has others meanwhile, before and after updates, and in another sandbox."""
+    services = harness.platform.services
+    harness.origin.commit(**{".circleci/config": "version: 1"})
+    _, sandbox = await harness.create_session()
+    row, slow = await harness.create_session()
+    await harness.commit(slow, readme="mine")
+    harness.origin.commit(**{".circleci/config": "version: 2"})
+    await harness.commit(sandbox, a="x")
+    await harness.update(sandbox, "check")  # now the mirror has the new version
+    await harness.push(sandbox)
+
+    await harness.run(slow, "git commit -q --allow-empty -m 'feat: more'")
+    harness.origin.commit(readme="theirs")
+    assert (await harness.update(slow, "agent"))["conflictCount"] == 1
+    harness.origin.commit(**{".circleci/config": "version: 3"})
+    await harness.run(slow, "echo ours > readme.txt; git commit -qam 'chore: merge main'")
+    await harness.update(slow, "check")
+    saved = await harness.complete(await services.git.checkpoint(harness.owner, slow.id))
+    await harness.complete(await services.sessions.restore(harness.owner, saved["checkpointId"]))
+    await harness.push(await services.sessions.get_sandbox(harness.owner, row.id))
+
+
+async def test_a_push_does_not_make_the_base_of_a_checkout_older(harness: GitHarness) -> None:
+    older = harness.origin.branches["main"]
+    newest = harness.origin.commit(b="y")
+    _, sandbox = await harness.create_session()
+    await harness.run(sandbox, f"git reset -q --hard {older}")
+    await harness.commit(sandbox, a="x")
+    await harness.push(sandbox)
+    assert (await harness.platform.services.git.get_checkout(harness.owner, sandbox.id)).base_commit == newest
+
+
+async def test_the_files_of_ci_of_too_many_commits_are_not_checked(
+    harness: GitHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, sandbox = await harness.create_session()
+    await harness.commit(sandbox, a="x")
+    monkeypatch.setattr(remote_handlers, "MAX_CHECKED_COMMITS", 1)
+    await harness.push(sandbox)
+    await harness.commit(sandbox, a="y")
+    await harness.push(sandbox)  # what was pushed before does not count again
+    await harness.commit(sandbox, a="z")
+    await harness.commit(sandbox, a="x")
+    with pytest.raises(OperationFailedError, match="more than 1 new commits"):
+        await harness.push(sandbox)
+
+
+async def test_an_incomplete_comparison_of_files_of_ci_counts_as_a_difference(
+    harness: GitHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = harness.origin.commit(**{".circleci/config": "weak", ".circleci/other": "weak"})
+    harness.origin.commit(**{".circleci/config": "strict", ".circleci/other": "strict"})
+    _, sandbox = await harness.create_session()
+    await harness.run(sandbox, f"git reset -q --hard {old}")
+    await harness.commit(sandbox, a="x")
+    monkeypatch.setattr(ci_files, "_MAX_DIFFERENCES_BYTES", 220)
+    with pytest.raises(OperationFailedError, match=r"\.circleci/config\.txt or"):
+        await harness.push(sandbox)
+
+
+async def test_a_tag_does_not_bring_back_old_files_of_ci(harness: GitHarness) -> None:
+    """Every old commit of the base is on the branch."""
+    git = harness.platform.services.git
+    old = harness.origin.commit(**{".circleci/config": "weak"})
+    harness.origin.commit(**{".circleci/config": "strict"})
+    _, sandbox = await harness.create_session()
+    head = await harness.commit(sandbox, a="x")
+    await harness.push(sandbox)
+    await harness.run(sandbox, f"git checkout -q {old}")
+    with pytest.raises(OperationFailedError, match=r"\.circleci/config\.txt"):
+        await harness.complete(await git.create_tag(harness.owner, sandbox.id, name="v1", message="first", push=True))
+    assert not harness.origin.git("tag")
+    await harness.run(sandbox, f"git checkout -q {head}")
+    await harness.complete(await git.create_tag(harness.owner, sandbox.id, name="v2", message="second", push=True))
+    assert harness.origin.git("tag") == "v2"
 
 
 async def test_an_empty_commit_or_push_is_rejected(harness: GitHarness) -> None:
@@ -735,3 +851,36 @@ async def test_commits_on_no_branch_are_not_pushed(harness: GitHarness) -> None:
     await harness.run(sandbox, "git checkout -q --detach; echo x > a.txt; git add -A; git commit -qm 'feat: lost'")
     with pytest.raises(OperationFailedError, match="the checkout is on no branch"):
         await harness.push(sandbox)
+
+
+async def test_a_mirror_that_cannot_be_tidied_does_not_keep_anything_from_being_removed(
+    harness: GitHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = harness.platform.services
+    folder = services.settings.git_dir
+    (folder / f"{harness.project_id}.git").mkdir(parents=True)
+    deleted = folder / "prj_zzz.git"
+    deleted.mkdir()
+    tidied: list[str] = []
+
+    async def fail(mirror: Mirror) -> None:
+        tidied.append(mirror.folder.stem)
+        raise TooMuchError("Git needs too much memory.")
+
+    async def record(older_than: timedelta) -> None:
+        tidied.append("preparations")
+
+    monkeypatch.setattr(Mirror, "tidy", fail)
+    monkeypatch.setattr(services.preparations, "tidy", record)
+    await services.git.tidy(timedelta(days=1))
+    assert tidied == [harness.project_id] and not deleted.exists()
+    deleted.mkdir()
+    await services.disk.free()  # leaves the mirror alone for now
+    assert tidied == [harness.project_id, "preparations"] and not deleted.exists()
+
+    async def fail_early(older_than: timedelta) -> None:
+        raise TooMuchError("Git needs too much memory.")
+
+    monkeypatch.setattr(services.git, "tidy", fail_early)
+    await services.disk.free()
+    assert tidied == [harness.project_id, "preparations", "preparations"]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sandyard.kit.errors import NotFoundError
+from sandyard.platform.domain.repositories import mirror
 from sandyard.platform.domain.repositories.errors import (
     GitFailedError,
     RemoteMissingError,
@@ -551,6 +552,27 @@ async def test_tidying_combines_packs_and_loses_nothing(harness: MirrorHarness) 
     assert len(list(harness.mirror.objects.glob("pack/*.pack"))) <= 2
     tip = (await harness.mirror.list_refs("refs/sandyard"))["refs/sandyard/guest"]
     assert await harness.mirror.count_commits(tip) == 23
+
+
+async def test_tidying_a_repository_of_large_files_takes_little_memory(
+    harness: MirrorHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Git compares files of similar sizes with each other, all of them in memory."""
+    await harness.refresh()
+    folder, packs = harness.mirror.folder, harness.mirror.objects / "pack"
+    entries = b""
+    for number in range(22):
+        content = b"%032d" % number * (17 << 15 if number < 10 else 1)
+        blob = git("hash-object", "-w", "--stdin", cwd=folder, stdin=content)
+        git("pack-objects", "-q", str(packs / "pack"), cwd=folder, stdin=blob)
+        entries += b"100644 blob %s\tfile%d\n" % (blob.strip(), number)
+    git("prune-packed", "-q", cwd=folder)
+    tree = git("mktree", cwd=folder, stdin=entries).decode().strip()
+    commit = git("commit-tree", "-m", "feat: files", tree, cwd=folder).decode().strip()
+    git("update-ref", "refs/sandyard/guest", commit, cwd=folder)
+    monkeypatch.setattr(mirror, "DEFAULT_MEMORY_BYTES", 128 << 20)
+    await harness.mirror.tidy()
+    assert len(list(packs.glob("*.pack"))) <= 2
 
 
 async def test_the_size_is_measured_by_the_packs(harness: MirrorHarness) -> None:

@@ -91,6 +91,7 @@ def test_response_headers() -> None:
         (b"Connection", b"close"),
         (b"Transfer-Encoding", b"chunked"),
         (b"Alt-Svc", b'h3=":443"'),
+        (b"Clear-Site-Data", b'"cookies", "storage"'),
         (b"Date", b"now"),
     ]
     assert list(filter_response_headers(given)) == [

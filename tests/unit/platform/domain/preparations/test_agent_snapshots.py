@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from sandyard.kit.errors import UnreachableError
 from sandyard.platform.db.database import Database
 from sandyard.platform.db.models import AgentSnapshot
 from sandyard.platform.domain.preparations import agent_snapshots as module
@@ -26,6 +27,7 @@ class Engine:
     def __init__(self) -> None:
         self.ended: list[tuple[str, str | None]] = []
         self.deleted: list[str] = []
+        self.broken: set[str] = set()
         self.meanwhile: dict[str, Callable[[], Any]] = {}
         self.engine = self
 
@@ -35,6 +37,8 @@ class Engine:
         self.ended.append((sandbox_id, keep))
 
     async def delete_snapshot(self, snapshot: str) -> None:
+        if snapshot in self.broken:
+            raise UnreachableError
         self.deleted.append(snapshot)
 
 
@@ -93,6 +97,16 @@ async def test_keeps_snapshot_used_meanwhile(harness: SnapshotsHarness) -> None:
     await harness.add("older", days=31, snapshot="snap-older")
     await harness.add("left", sandbox_id="sbx_left")
     harness.engine.meanwhile["sbx_left"] = lambda: harness.change("old")
+    await harness.snapshots.tidy(WEEK)
+    assert harness.engine.deleted == ["snap-older"]
+    assert await harness.row("old") is not None
+    assert await harness.row("older") is None
+
+
+async def test_removes_others_if_one_snapshot_cannot_be_deleted(harness: SnapshotsHarness) -> None:
+    await harness.add("old", days=30, snapshot="snap-old")
+    await harness.add("older", days=31, snapshot="snap-older")
+    harness.engine.broken = {"snap-old"}
     await harness.snapshots.tidy(WEEK)
     assert harness.engine.deleted == ["snap-older"]
     assert await harness.row("old") is not None

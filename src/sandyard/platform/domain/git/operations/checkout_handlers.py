@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 from weakref import WeakValueDictionary
 
-from sqlalchemy import select
+from sqlalchemy import or_, select
 
 from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
 from sandyard.platform.db.models import (
@@ -95,7 +95,14 @@ class CheckoutHandlers:
         finally:
             await repository.mirror.bundles.release(bundle)
         await self._save_checkout(
-            job, project, branch=branch, base_branch=base, base_commit=commit, head=commit, shallow=[*bundle.shallow]
+            job,
+            project,
+            branch=branch,
+            base_branch=base,
+            base_commit=commit,
+            bases=[commit],
+            head=commit,
+            shallow=[*bundle.shallow],
         )
         return {
             "branch": branch,
@@ -141,7 +148,14 @@ class CheckoutHandlers:
             if bundle is not None:
                 await mirror.bundles.release(bundle)
         await self._save_checkout(
-            job, project, branch=branch, base_branch=base, base_commit=commit, head=commit, shallow=shallow
+            job,
+            project,
+            branch=branch,
+            base_branch=base,
+            base_commit=commit,
+            bases=[commit],
+            head=commit,
+            shallow=shallow,
         )
         return {
             "branch": branch,
@@ -174,6 +188,7 @@ class CheckoutHandlers:
             branch=checkpoint.branch,
             base_branch=checkpoint.base_branch,
             base_commit=checkpoint.base_commit,
+            bases=await self._list_bases(checkpoint),
             head=checkpoint.head,
             pushed=pushed,
             shallow=shallow,
@@ -368,6 +383,17 @@ class CheckoutHandlers:
                 Checkout.pushed.is_not(None),
             )
             return (await session.scalars(query.order_by(Checkout.updated_at.desc()).limit(1))).first()
+
+    async def _list_bases(self, checkpoint: Checkpoint) -> list[str]:
+        """Return the commits of the base branch that the platform has put into the checkouts that the checkpoint may come from."""
+        own = [Checkout.sandbox_id == checkpoint.sandbox_id]
+        if checkpoint.session_id is not None:
+            own.append(Checkout.session_id == checkpoint.session_id)
+        async with self._context.database.reading() as session:
+            query = select(Checkout.bases).where(or_(*own)).order_by(Checkout.created_at)
+            recorded = (await session.scalars(query)).all()
+        bases = dict.fromkeys(commit for bases in recorded for commit in bases)
+        return list(bases) or [checkpoint.base_commit]
 
     async def _save_checkout(self, job: Job, project: Project, **fields: Any) -> None:
         now, sandbox = utc_now(), job.sandbox

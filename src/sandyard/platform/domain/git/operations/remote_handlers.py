@@ -18,7 +18,7 @@ from sandyard.platform.db.models.git_details import OperationDetail
 from sandyard.platform.db.models.message_parts import ConflictingFile
 from sandyard.platform.domain.git import commit_messages
 from sandyard.platform.domain.git.checkout.sandbox_git import SandboxGit
-from sandyard.platform.domain.git.ci_files import list_changed_ci_files
+from sandyard.platform.domain.git.ci_files import list_changed_ci_files, list_outdated_ci_files
 from sandyard.platform.domain.git.context import GitContext, Repository, get_author, get_committer, make_compare_url
 from sandyard.platform.domain.git.errors import CiFilesError
 from sandyard.platform.domain.git.model import Reason
@@ -107,8 +107,11 @@ class RemoteHandlers:
                     base=base,
                     progress=job.progress,
                 )
-            fork_point = await mirror.find_merge_base(commit, base) or row.base_commit
-            await self._update_checkout(row.sandbox_id, head=commit, pushed=commit, base_commit=fork_point)
+            fork_point = await mirror.find_merge_base(commit, base)
+            if fork_point is None or not await mirror.is_ancestor(row.base_commit, fork_point):
+                fork_point = row.base_commit  # never an older one than that of the checkout or the last update
+            fields = {"head": commit, "pushed": commit, "base_commit": fork_point, "bases": _list_bases(row)}
+            await self._update_checkout(row.sandbox_id, **fields)
             await self._track(checkout, commit)
         conflicts = await self._predict_conflicts(mirror, commit, base)
         return {
@@ -158,7 +161,20 @@ class RemoteHandlers:
             known = [base, *([row.pushed] if row.pushed is not None else [])]
             if changed := await list_changed_ci_files(mirror, commit, known):
                 raise CiFilesError(changed)
+            await self._check_ci_files(mirror, row, base, commit)
         return len(added)
+
+    async def _check_ci_files(self, mirror: Mirror, row: Checkout, base: str, commit: str) -> None:
+        """Check that every new commit has exactly the CI files of one commit that the platform has put into the checkout, of the newest
+        one of the base, or of what the remote's branch has. Raises CiFilesError otherwise: they may be old files.
+        """
+        known, references = [base], [base, *reversed(_list_bases(row))]
+        if row.pushed is not None:  # otherwise a branch of that name is somebody else's
+            on_remote = await mirror.resolve(f"refs/remotes/origin/{row.branch}")
+            known.append(row.pushed)
+            references += [row.pushed, *([on_remote] if on_remote is not None else [])]
+        if files := await list_outdated_ci_files(mirror, commit, known, references, max_commits=MAX_CHECKED_COMMITS):
+            raise CiFilesError(files)
 
     async def _make_nothing_to_push_error(self, checkout: _CheckoutContext) -> NothingToPushError:
         """Return the error for a branch without commits: someone may have switched to another branch in the sandbox."""
@@ -226,6 +242,8 @@ class RemoteHandlers:
     ) -> list[Conflict]:
         """Transfer the commits to the sandbox and merge or rebase. Returns the conflicts that were left for the agent."""
         row, how, mirror = checkout.row, job.arguments["how"], checkout.repository.mirror
+        if source == row.base_branch:  # recorded first: the agent may finish the merge, or this process may be killed
+            await self._update_checkout(row.sandbox_id, bases=[*_list_bases(row), theirs])
         job.progress(f"merging {source}")
         bundle = await mirror.bundles.create(
             theirs, ref=f"refs/heads/{source}", have=[ours, row.base_commit], shallow=row.shallow
@@ -320,6 +338,11 @@ class RemoteHandlers:
                     if not await mirror.is_ancestor(tagged_commit, row.pushed or ""):
                         await mirror.delete_ref(into)
                         raise UnsafeBundleError("The tag in the sandbox is not on a pushed commit.")
+                    if ProjectSettings.from_project(checkout.project).git.ci_files == "refuse":
+                        # every old commit of the base is on the branch, too
+                        base = await mirror.resolve(f"refs/remotes/origin/{row.base_branch}") or row.base_commit
+                        target = await mirror.resolve(tagged_commit) or tagged_commit
+                        await self._check_ci_files(mirror, row, base, target)
                     await mirror.push_tag(repository.remote, repository.credential, name, progress=job.progress)
         return {"tag": name, "commit": commit, "pushed": True}
 
@@ -327,6 +350,11 @@ class RemoteHandlers:
         async with self._context.database.transaction() as tx:
             statement = update(Checkout).where(Checkout.sandbox_id == sandbox_id).values(updated_at=utc_now(), **fields)
             await tx.session.execute(statement)
+
+
+def _list_bases(row: Checkout) -> list[str]:
+    """Return the commits of the base branch that the platform has put into the checkout. Those of old versions are not recorded."""
+    return list(row.bases) or [row.base_commit]
 
 
 def _serialize_conflicts(conflicts: Sequence[Conflict]) -> list[ConflictingFile]:
