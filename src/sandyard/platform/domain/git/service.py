@@ -13,7 +13,8 @@ from typing import Any, Literal, Unpack
 
 from sqlalchemy import and_, select
 
-from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError
+from sandyard.kit.errors import ConflictError, InvalidInputError, NotFoundError, SandyardError
+from sandyard.kit.logging import get_logger
 from sandyard.platform.db.database import Database, Transaction
 from sandyard.platform.db.models import Checkout, Checkpoint, GitOperation, Project, Sandbox
 from sandyard.platform.db.models.git_details import OperationArguments
@@ -59,6 +60,8 @@ UpdateMethod = Literal["rebase", "merge", "check", "agent", "give_up"]
 _STALE_AFTER = timedelta(minutes=1)
 _REMOTE_OPERATIONS = (OperationKind.PUSH, OperationKind.UPDATE, OperationKind.TAG)
 """Operations that fetch the project's code or use its credential."""
+
+log = get_logger(__name__)
 
 
 class GitService:
@@ -453,8 +456,12 @@ class GitService:
         await asyncio.to_thread(self._context.delete_transfer_files)
         for project_id in self._context.mirrors.list_project_ids():
             mirror = self._context.mirrors.get(project_id)
-            for ref in {**await mirror.list_refs(CHECKPOINT_REFS), **await mirror.list_refs(HEAD_REFS)}.keys() - used:
-                await mirror.delete_ref(ref)
+            try:
+                found = {**await mirror.list_refs(CHECKPOINT_REFS), **await mirror.list_refs(HEAD_REFS)}
+                for ref in found.keys() - used:
+                    await mirror.delete_ref(ref)
+            except (SandyardError, OSError) as error:  # one repository must not keep the platform from starting
+                log.warning("mirror_not_recovered", project=project_id, reason=str(error))
         return await self.operations.recover()
 
     async def tidy(self, older_than: timedelta) -> None:

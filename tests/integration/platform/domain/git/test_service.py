@@ -853,6 +853,14 @@ async def test_commits_on_no_branch_are_not_pushed(harness: GitHarness) -> None:
         await harness.push(sandbox)
 
 
+async def test_a_damaged_mirror_does_not_keep_the_platform_from_starting(harness: GitHarness) -> None:
+    services = harness.platform.services
+    damaged = services.settings.git_dir / f"{harness.project_id}.git"
+    damaged.mkdir(parents=True)
+    (damaged / "HEAD").write_text("not a reference")
+    assert await services.git.recover() == 0
+
+
 async def test_a_mirror_that_cannot_be_tidied_does_not_keep_anything_from_being_removed(
     harness: GitHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
