@@ -13,7 +13,7 @@ from sandyard.engine.hosts.enrollment import Enrollment
 from sandyard.engine.hosts.join_token import JoinToken
 from sandyard.engine.hosts.machines import Claim, ClaimedSource, Machine, MachineSource, NotJoinedError, TokenOffer
 from sandyard.engine.store.database import Database
-from sandyard.kit.errors import NotFoundError, SandyardError
+from sandyard.kit.errors import BusyError, NotFoundError, SandyardError
 from sandyard.kit.logging import get_logger
 from sandyard.kit.tasks import TaskSet, end_tasks
 
@@ -25,6 +25,10 @@ FIRST_RETRY_S, MAX_RETRY_S = 2.0, 60.0
 TOKEN_LIFETIME_S = 600.0
 _REMOVED = "removed_machines"
 """Key of the engine's database: ids of the machines that are not used because an administrator has removed their hosts."""
+
+_REMOVED_MESSAGE = (
+    "An administrator has removed this host. The machine is used again after it has left the cluster and come back."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,14 @@ class HostSupply:
         found = self._sources.get(source)
         if not isinstance(found, ClaimedSource):
             raise make_unknown_source_error(source)
-        return await found.claim(claim)
+        offer = await found.claim(claim)
+        # the source may have been given a token just before an administrator removed the host
+        removed = self._read_removed()
+        if offer.token is not None and any(
+            machine.id in removed for machine in found.list() if machine.address == offer.address
+        ):
+            raise BusyError(_REMOVED_MESSAGE)
+        return offer
 
     async def _follow(self, source: MachineSource) -> None:
         """Keep the host services of all machines of a source running."""
@@ -143,9 +154,7 @@ class HostSupply:
     async def _start(self, source: MachineSource, machine: Machine) -> None:
         """Start the host service of a machine, which gets a token if it has not joined."""
         if machine.id in self._read_removed():
-            raise SandyardError(
-                "An administrator has removed this host. The machine is used again after it has left the cluster and come back."
-            )
+            raise SandyardError(_REMOVED_MESSAGE)
         host = self._hosts.find_by_address(source.name, machine.address)
         if host is not None:
             try:

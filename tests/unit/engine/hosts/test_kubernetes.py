@@ -195,6 +195,12 @@ async def test_removed_host_joins_again_only_with_another_pod(side: Side) -> Non
         with pytest.raises(BusyError):
             await side.supply.claim("kubernetes", claim)
         await asyncio.sleep(0.005)
+    (machine,) = side.machines.list()
+    late = side.engine.enrollment.create_token(600, "kubernetes").token
+    with pytest.raises(SandyardError, match="has not asked for its join token"):
+        await side.machines.start(machine, late)  # a token that was made just before the removal
+    with pytest.raises(BusyError, match="An administrator has removed this host"):
+        await side.supply.claim("kubernetes", claim)
     side.cluster.delete_pod("one-x")
     after = await side.join(side.cluster.create_pod("one-y", "node-1", "10.0.0.1"))
     assert after.get().id != before.id and len(side.engine.hosts.list()) == 1
