@@ -139,9 +139,8 @@ class Mirror(BareRepository):
         self.bundles = BundleStore(self, limit=settings.git_transfer_limit)
         self.bundles.remove_temporary_files()
         self._complete = self.own_folder / "complete"
-        self._remote_lock = (
-            asyncio.Lock()
-        )  # held while copying the remote's refs, and while changing them there and here
+        # held while copying the remote's refs, and while changing them there and here
+        self._remote_lock = asyncio.Lock()
 
     @property
     def exists(self) -> bool:
